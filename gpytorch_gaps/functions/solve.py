@@ -1,0 +1,54 @@
+"""``A^-1 rhs`` with the implicit gradient, for an operator that owns its solve.
+
+``x = A^-1 b``: with ``u = A^-1 g`` for an incoming gradient g, the gradient is u for b and that of ``-u' A x`` for A. Like
+linear_operator's Solve, but the operator's own `_solve` decides on the method, also for small matrices. The operator and the right-hand sides have the same batch shape: callers expand both.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class OwnSolve(Function):
+    @staticmethod
+    def forward(ctx: Any, representation_tree: Any, rhs: Tensor, *matrix_args: Tensor) -> Tensor:
+        operator = representation_tree(*matrix_args)
+        solution = operator._solve(rhs)
+        ctx.representation_tree = representation_tree
+        ctx.save_for_backward(solution, *matrix_args)
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        solution, *matrix_args = ctx.saved_tensors
+        left = OwnSolve.apply(ctx.representation_tree, grad_outputs[0], *matrix_args)
+        arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
+        if any(ctx.needs_input_grad[2:]):
+            # both orders, halved: A is symmetric and so must its gradient be
+            arg_grads = ctx.representation_tree(*matrix_args)._bilinear_derivative(
+                torch.cat([left, solution], -1), torch.cat([solution, left], -1).mul(-0.5)
+            )
+        return None, left, *arg_grads
+
+
+class OwnInvQuad(Function):
+    """``diag(B' A^-1 B)`` in one solve: with ``X = A^-1 B``, the gradient is ``2 X g`` for B and that of ``-X' A X g`` for A."""
+
+    @staticmethod
+    def forward(ctx: Any, representation_tree: Any, rhs: Tensor, *matrix_args: Tensor) -> Tensor:
+        operator = representation_tree(*matrix_args)
+        solution = operator._solve(rhs, training=True)
+        ctx.representation_tree = representation_tree
+        ctx.save_for_backward(solution, *matrix_args)
+        return (rhs * solution).sum(-2)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        solution, *matrix_args = ctx.saved_tensors
+        weighted = solution * grad_outputs[0].unsqueeze(-2)
+        arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
+        if any(ctx.needs_input_grad[2:]):
+            arg_grads = ctx.representation_tree(*matrix_args)._bilinear_derivative(-weighted, solution)
+        return None, 2.0 * weighted, *arg_grads

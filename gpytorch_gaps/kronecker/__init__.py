@@ -1,0 +1,1 @@
+"""Kronecker algebra as plain tensor functions: products, eigen-decompositions, masked Gram matrices."""

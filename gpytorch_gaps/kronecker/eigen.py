@@ -1,0 +1,101 @@
+"""Eigen-decomposition of a Kronecker product: ``(x) K_i = Q T Q'`` with ``Q = (x) Q_i`` and ``T = (x) T_i``.
+
+Factors are decomposed one by one in float64; the M eigenvalues of the product are never all formed or sorted when only
+the p largest (or smallest) are wanted.
+
+>>> values = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0])]
+>>> leading_products(values, 2)[0].tolist()
+[30.0, 20.0]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul
+
+
+@dataclass(frozen=True)
+class KroneckerEigen:
+    """Orthonormal eigenvectors and non-negative eigenvalues of each factor, ascending. Never differentiated."""
+
+    vectors: tuple[Tensor, ...]  # shape: (*batch, m_i, m_i) each
+    values: tuple[Tensor, ...]  # shape: (*batch, m_i) each
+
+    @cached_property
+    def products(self) -> Tensor:
+        """All M eigenvalues of the product, in grid order. shape: (*batch, M)"""
+        return kron_diagonal(self.values)
+
+    @cached_property
+    def transposed(self) -> tuple[Tensor, ...]:
+        return tuple(vectors.mT for vectors in self.vectors)
+
+    def to(self, dtype: torch.dtype) -> "KroneckerEigen":
+        if dtype == self.vectors[0].dtype:
+            return self
+        return KroneckerEigen(tuple(q.to(dtype) for q in self.vectors), tuple(t.to(dtype) for t in self.values))
+
+    def shifted_solve(self, noise: Tensor, x: Tensor) -> Tensor:
+        """``(K + s2 I)^-1 x = Q (T + s2)^-1 Q' x`` in two Kronecker products. shape: (*batch, M, C)"""
+        spectrum = (self.products + noise).unsqueeze(-1)
+        return kron_matmul(self.vectors, kron_matmul(self.transposed, x) / spectrum)
+
+
+def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
+    """Eigen-decomposition of every factor, in float64 whatever their precision. Cost: sum m_i^3.
+
+    Kernel matrices are positive semi-definite: eigenvalues that rounding made negative are zero.
+    """
+    pairs = [torch.linalg.eigh(0.5 * (f + f.mT)) for f in (factor.detach().double() for factor in factors)]
+    return KroneckerEigen(tuple(q for _, q in pairs), tuple(t.clamp_min(0.0) for t, _ in pairs))
+
+
+def leading_products(values: Sequence[Tensor], count: int, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The `count` largest (or smallest) entries of ``(x) values`` and where they are.
+
+    Axes are merged one at a time. With both sides sorted, entry (i, j) is dominated by (i+1)(j+1) - 1 others, so only
+    pairs with (i+1)(j+1) <= count can matter: count * log(count) candidates a merge, never all M.
+
+    A batch shares one choice, made from its geometric-mean spectrum, so that one index set serves all of it.
+
+    :param values: non-negative, shape (*batch, m_i) each.
+    :return: entries, best first, shape (*batch, p); and their position on each axis, shape (d, p); p <= count.
+    """
+    order = 1.0 if largest else -1.0
+    ranking = [_batch_ranking(value) for value in values]
+    score, position = torch.sort(order * ranking[0], descending=True)
+    score, positions = order * score[:count], position[:count].unsqueeze(0)
+    for axis in ranking[1:]:
+        axis_score, axis_position = torch.sort(order * axis, descending=True)
+        axis_score = order * axis_score
+        left, right = _hyperbolic_pairs(len(score), len(axis_score), count, score.device)
+        candidates = order * (score[left] * axis_score[right])
+        keep = torch.topk(candidates, min(count, len(candidates))).indices
+        score = order * candidates[keep]
+        positions = torch.cat([positions[:, left[keep]], axis_position[right[keep]].unsqueeze(0)])
+    selected = values[0][..., positions[0]]
+    for value, position in zip(values[1:], positions[1:], strict=True):
+        selected = selected * value[..., position]
+    return selected, positions
+
+
+def _batch_ranking(value: Tensor) -> Tensor:
+    """The geometric mean over the batch. shape: (m,)"""
+    if value.dim() == 1:
+        return value
+    tiny = torch.finfo(value.dtype).tiny
+    return value.clamp_min(tiny).log().reshape(-1, value.size(-1)).mean(0).exp()
+
+
+def _hyperbolic_pairs(left: int, right: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All (i, j) with i < left, j < right and (i+1)(j+1) <= count."""
+    j = torch.arange(min(right, count), device=device)
+    lengths = torch.clamp(count // (j + 1), max=left)
+    ends = lengths.cumsum(0)
+    columns = torch.repeat_interleave(j, lengths)
+    rows = torch.arange(len(columns), device=device) - (ends - lengths)[columns]
+    return rows, columns

@@ -1,0 +1,96 @@
+"""The masked Gram matrix of eigenvectors of a Kronecker product: ``G = S_p Q' diag(w) Q S_p'``.
+
+An entry is a sum over the grid of a product over axes,
+``G[a, b] = sum_x w[x] prod_i Q_i[x_i, a_i] Q_i[x_i, b_i]``,
+so all of them are read off one rectangular Kronecker product of the mask with the pair factors
+``B_i[(a_i, b_i), x_i] = Q_i[x_i, a_i] Q_i[x_i, b_i]``. Nothing of size N x p is formed, unless that is cheaper.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.selection import unravel
+
+_CHUNK_NUMBERS = 2**24  # numbers held at once: 128 MiB of float64
+
+
+def masked_gram(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:
+    """``S_p Q' diag(w) Q S_p'`` by whichever of the two contractions costs less.
+
+    :param vectors: Q_i, shape (*batch, m_i, r_i) each.
+    :param positions: column of each Q_i that makes up eigenvector a, shape (d, p).
+    :param weights: w over the grid, zero on gaps, shape (M,) or (*batch, M).
+    :return: shape (*batch, p, p).
+    """
+    used = [torch.unique(axis, return_inverse=True) for axis in positions]
+    vectors = [q[..., columns] for q, (columns, _) in zip(vectors, used, strict=True)]
+    positions = torch.stack([local for _, local in used])
+    if gram_flops(vectors, positions.size(-1))[0] <= gram_flops(vectors, positions.size(-1))[1]:
+        return _gram_by_axis(vectors, positions, weights)
+    return _gram_by_columns(vectors, positions, weights)
+
+
+def gram_flops(vectors: Sequence[Tensor], rank: int) -> tuple[float, float]:
+    """FLOPs of the contraction axis by axis, and of forming the columns in chunks and multiplying."""
+    pairs = [(q.size(-1) * (q.size(-1) + 1) // 2, q.size(-2)) for q in vectors]
+    cells = 1.0
+    for q in vectors:
+        cells *= q.size(-2)
+    by_axis = kron_matmul_flops(pairs, 1)
+    # the table of pair products is gathered into p^2 entries; a gather costs far more than a flop
+    return by_axis + 20.0 * rank * rank, cells * rank * (rank + len(vectors))
+
+
+def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:
+    rank = positions.size(-1)
+    pairs, pair_of = zip(*[_pair_factor(q) for q in vectors], strict=True)
+    tail = 1
+    for pair in pairs[1:]:
+        tail *= pair.size(-2)
+    # the first axis is visited in chunks of pairs, so that the table of all pair products need not fit in memory
+    chunk = max(1, _CHUNK_NUMBERS // max(1, tail, *(weights.size(-1) // q.size(-2) for q in vectors)))
+    first = pair_of[0][positions[0].unsqueeze(-1), positions[0]]  # shape: (p, p)
+    flat = torch.zeros_like(first)
+    for axis, pair in zip(range(1, len(pairs)), pairs[1:], strict=True):
+        flat = flat * pair.size(-2) + pair_of[axis][positions[axis].unsqueeze(-1), positions[axis]]
+    batch = torch.broadcast_shapes(*(q.shape[:-2] for q in vectors), weights.shape[:-1])
+    gram = weights.new_empty(*batch, rank * rank)
+    first, flat = first.reshape(-1), flat.reshape(-1)
+    for start in range(0, pairs[0].size(-2), chunk):
+        part = pairs[0][..., start : start + chunk, :]
+        table = kron_matmul([part, *pairs[1:]], weights.unsqueeze(-1)).squeeze(-1)
+        if part.size(-2) == pairs[0].size(-2):
+            return table[..., first * tail + flat].reshape(*batch, rank, rank)
+        here = ((first >= start) & (first < start + part.size(-2))).nonzero().squeeze(-1)
+        gram[..., here] = table[..., (first[here] - start) * tail + flat[here]]
+    return gram.reshape(*batch, rank, rank)
+
+
+def _pair_factor(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """``B[(a, b), x] = Q[x, a] Q[x, b]`` for a <= b, shape (*batch, pairs, m); and the row of each (a, b)."""
+    columns = vectors.size(-1)
+    upper = torch.triu_indices(columns, columns, device=vectors.device)
+    row_of = torch.empty(columns, columns, dtype=torch.long, device=vectors.device)
+    rows = torch.arange(upper.size(-1), device=vectors.device)
+    row_of[upper[0], upper[1]] = rows
+    row_of[upper[1], upper[0]] = rows
+    return (vectors[..., upper[0]] * vectors[..., upper[1]]).mT, row_of
+
+
+def _gram_by_columns(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:
+    """Rows of ``W Q S_p'`` in chunks of observed cells, multiplied and added up. Cost: N p^2."""
+    rank = positions.size(-1)
+    observed = weights.reshape(-1, weights.size(-1)).abs().sum(0).nonzero().squeeze(-1)
+    shape = tuple(q.size(-2) for q in vectors)
+    batch = torch.broadcast_shapes(*(q.shape[:-2] for q in vectors), weights.shape[:-1])
+    gram = weights.new_zeros(*batch, rank, rank)
+    chunk = max(1, _CHUNK_NUMBERS // (max(rank, 1) * max(batch.numel(), 1)))
+    for cells in observed.split(chunk):
+        rows = weights.new_ones(())
+        for q, cell, position in zip(vectors, unravel(cells, shape), positions, strict=True):
+            rows = rows * q[..., cell, :][..., position]
+        gram += rows.mT @ (weights[..., cells].unsqueeze(-1) * rows)
+    return gram

@@ -1,0 +1,1 @@
+"""Log-determinants of ``W K W' + D``: exact, stochastic, and the paper's Nystrom approximation."""

@@ -1,0 +1,128 @@
+"""``V (K + s2 I)^-1 V'``: the matrix of thm:FG, on the gaps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.functions.shifted_solve import ShiftedSolve
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh
+from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.operators._low_rank import low_rank_operator
+from gpytorch_gaps.operators._solve import krylov_solve, probe_estimates
+from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
+from gpytorch_gaps.solvers.memo import Memo
+
+
+class FillGapsOperator(KroneckerFactorsOperator):
+    """``V (K + s2 I)^-1 V'`` for a Kronecker product K, in two Kronecker products.
+
+    Implements: the left-hand side of eqn:FG. With ``settings.preconditioner_rank(p)`` its solves and log-determinants are
+    preconditioned by eqn:FG_precon; without, not at all, as the paper recommends.
+
+    :param factors: K_i, shape (*batch, m_i, m_i) each.
+    :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).
+    :param gap_index: flat cells of the gaps, last axis fastest, shape (L,).
+    """
+
+    _batched_kwargs = ("noise",)
+
+    def __init__(self, *factors: Tensor, noise: float | Tensor, gap_index: Tensor, memo: Memo | None = None) -> None:
+        check_factors("FillGapsOperator", factors, square=True)
+        check_index("FillGapsOperator", "gap_index", gap_index, factors)
+        self.noise = as_noise("FillGapsOperator", noise, factors)
+        self.gap_index, self.memo = gap_index, memo or Memo()
+        self.num_cells = 1
+        for factor in factors:
+            self.num_cells *= factor.size(-1)
+        super().__init__(*factors, noise=self.noise, gap_index=gap_index, memo=self.memo)
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self._factor_batch_shape(), len(self.gap_index), len(self.gap_index)))
+
+    def _eigen(self) -> KroneckerEigen:
+        return self.memo.get("eigen", self.factors, lambda: kron_eigh(self.factors))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        grid = spread_cells(columns, self.gap_index, self.num_cells)
+        noise = self.noise.to(grid.dtype)
+        factors = tuple(factor.to(grid.dtype) for factor in self.factors)
+        result = select_cells(ShiftedSolve.apply(self._eigen(), noise, grid, *factors), self.gap_index)
+        return result.squeeze(-1) if rhs.dim() == 1 else result
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._matmul(rhs)
+
+    def _transpose_nonbatch(self) -> "FillGapsOperator":
+        return self._rebuild(lambda tensor: tensor)
+
+    def _diagonal(self) -> Tensor:
+        """``sum_j Q_zj^2 / (lambda_j + s2)``: one Kronecker product; entry by entry where it must be differentiated."""
+        if torch.is_grad_enabled() and self.requires_grad:
+            return super()._diagonal()
+        eigen = self._eigen()
+        inverse = 1.0 / (eigen.products + self.noise.double())
+        grid = kron_matmul([vectors.square() for vectors in eigen.vectors], inverse.unsqueeze(-1))
+        return select_cells(grid, self.gap_index).squeeze(-1).to(self.dtype)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if isinstance(row_index, slice) and isinstance(col_index, slice) and row_index == col_index:
+            part = self._index_batch(batch_indices)
+            kwargs = {**part._kwargs, "gap_index": self.gap_index[row_index]}
+            return FillGapsOperator(*part.factors, **kwargs)
+        if batch_indices:
+            return self._index_batch(batch_indices)._getitem(row_index, col_index)
+        return super()._getitem(row_index, col_index)
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
+        result = krylov_solve(self._detached_matmul, rhs, preconditioner, num_tridiag)
+        if num_tridiag:
+            self._probe_holder()["estimates"] = probe_estimates(result[1], self.size(-1))
+        return result
+
+    def _probe_holder(self) -> dict[str, Tensor]:
+        """Survives the rebuilding of the operator inside autograd Functions, like all that rides on the memo."""
+        return self.memo.get("probes", (*self.factors, self.gap_index), dict)
+
+    def last_probe_estimates(self) -> Tensor:
+        """What each probe of the last stochastic log-determinant estimated. shape: (probes, *batch)"""
+        return self._probe_holder()["estimates"]
+
+    def _detached_matmul(self, rhs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._matmul(rhs)
+
+    def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
+        rank = settings.preconditioner_rank.value() or 0
+        if not rank or not len(self.gap_index):
+            return None, None, None
+        precondition: ShiftedEigenPreconditioner = self.memo.get(
+            ("shifted", rank),
+            (*self.factors, self.noise, self.gap_index),
+            lambda: ShiftedEigenPreconditioner(self._eigen(), self.gap_index, self.noise.detach().double(), rank),
+        )
+        # the shift only has to be *a* shift: it and the coefficients are constants to autograd
+        shift = precondition.shift.to(self.dtype).expand(*self.batch_shape, len(self.gap_index))
+        operator = low_rank_operator(precondition, precondition.coefficients, DiagLinearOperator(shift), self.dtype)
+        return precondition.solve, operator, precondition.logdet().to(self.dtype)
+
+
+def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> Tensor:
+    """A tensor of shape (*batch, 1) in the factors' precision, checked."""
+    value = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=factors[0].dtype)
+    if not torch.is_tensor(noise):
+        value = value.to(factors[0].device)
+    value = value.unsqueeze(-1) if value.dim() == 0 else value
+    if value.size(-1) != 1:
+        raise ValueError(f"{name}: noise: got shape {tuple(value.shape)}, expected one value (or (*batch, 1))")
+    if value.dtype != factors[0].dtype or value.device != factors[0].device:
+        raise ValueError(
+            f"{name}: noise: is {value.dtype} on {value.device}, the factors {factors[0].dtype} on {factors[0].device}"
+        )
+    return value

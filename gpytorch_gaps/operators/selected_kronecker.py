@@ -1,0 +1,147 @@
+"""``W_r (K_1 (x) ... (x) K_d) W_c'``: rows and columns of a Kronecker product."""
+
+import math
+from typing import Any
+
+import torch
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator, ZeroLinearOperator
+from linear_operator.utils.getitem import _is_noop_index
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.solvers.memo import Memo
+
+
+class SelectedKroneckerOperator(KroneckerFactorsOperator):
+    """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
+
+    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of thm:IG; with others, a cross-covariance. Adding
+    a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which knows how to solve.
+
+    :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
+    :param row_index: flat cells among the prod q_i rows. Default: all of them.
+    :param col_index: flat cells among the prod m_i columns. Default: `row_index` for square factors, else all.
+    :param memo: what solves with this operator remember; rides along when the operator is rebuilt.
+
+    Cost of a product: sum_i q_i times the grid, and one visit to each row and column.
+    """
+
+    def __init__(
+        self,
+        *factors: Tensor,
+        row_index: Tensor | None = None,
+        col_index: Tensor | None = None,
+        memo: Memo | None = None,
+    ) -> None:
+        check_factors("SelectedKroneckerOperator", factors, square=False)
+        device = factors[0].device
+        self.row_shape = tuple(factor.size(-2) for factor in factors)
+        self.col_shape = tuple(factor.size(-1) for factor in factors)
+        if row_index is None:
+            row_index = torch.arange(math.prod(self.row_shape), device=device)
+            col_index = row_index if col_index is None and self.row_shape == self.col_shape else col_index
+        if col_index is None:
+            same = self.row_shape == self.col_shape
+            col_index = row_index if same else torch.arange(math.prod(self.col_shape), device=device)
+        check_index("SelectedKroneckerOperator", "row_index", row_index, factors)
+        check_index("SelectedKroneckerOperator", "col_index", col_index, factors)
+        self.row_index, self.col_index, self.memo = row_index, col_index, memo or Memo()
+        super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo)
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self._factor_batch_shape(), len(self.row_index), len(self.col_index)))
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether rows and columns are the same cells; by identity first, which costs no host copy."""
+        same = self.row_index is self.col_index or self.row_index.data_ptr() == self.col_index.data_ptr()
+        return self.row_shape == self.col_shape and (same or torch.equal(self.row_index, self.col_index))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
+        result = select_cells(kron_matmul(self.factors, grid), self.row_index)
+        return result.squeeze(-1) if rhs.dim() == 1 else result
+
+    def _transpose_nonbatch(self) -> "SelectedKroneckerOperator":
+        factors = (factor.mT for factor in self.factors)
+        return SelectedKroneckerOperator(*factors, row_index=self.col_index, col_index=self.row_index, memo=self.memo)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        """An entry is a product of one entry of each factor."""
+        rows = unravel(self.row_index[row_index], self.row_shape)
+        cols = unravel(self.col_index[col_index], self.col_shape)
+        batch = self.batch_shape
+        value = torch.ones((), dtype=self.dtype, device=self.device)
+        for factor, row, col in zip(self.factors, rows, cols, strict=True):
+            value = value * factor.expand(*batch, *factor.shape[-2:])[(*batch_indices, row, col)]
+        return value
+
+    def _diagonal(self) -> Tensor:
+        rows, cols = unravel(self.row_index, self.row_shape), unravel(self.col_index, self.col_shape)
+        value = torch.ones((), dtype=self.dtype, device=self.device)
+        for factor, row, col in zip(self.factors, rows, cols, strict=True):
+            value = value * factor[..., row, col]
+        return value.expand(*self.batch_shape, len(self.row_index))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """A part of a selection is a selection."""
+        simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
+        if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        part = self._index_batch(batch_indices)
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return part
+        rows, cols = self.row_index[row_index], self.col_index[col_index]
+        return SelectedKroneckerOperator(*part.factors, row_index=rows, col_index=cols)
+
+    def to_dense(self) -> Tensor:
+        rows = torch.arange(len(self.row_index), device=self.device)
+        cols = torch.arange(len(self.col_index), device=self.device)
+        value = torch.ones((), dtype=self.dtype, device=self.device)
+        row_cells, col_cells = unravel(self.row_index[rows], self.row_shape), unravel(self.col_index[cols], self.col_shape)
+        for factor, row, col in zip(self.factors, row_cells, col_cells, strict=True):
+            value = value * factor[..., row.unsqueeze(-1), col]
+        return value.expand(self.shape)
+
+    def _mul_constant(self, other: float | Tensor) -> "SelectedKroneckerOperator":
+        """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
+        scale = other[..., None, None] if torch.is_tensor(other) else other
+        factors = (self.factors[0] * scale, *self.factors[1:])
+        return SelectedKroneckerOperator(*factors, row_index=self.row_index, col_index=self.col_index)
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, ZeroLinearOperator):
+            return self
+        if isinstance(other, DiagLinearOperator) and self.is_square and self.is_symmetric:
+            from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
+
+            return SelectedKroneckerAddedDiagOperator(self, other)
+        return super().__add__(other)
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        if not self.is_square:
+            raise RuntimeError(f"add_diagonal: got an operator of shape {tuple(self.shape)}, expected a square one")
+        if diag.dim() == 0 or diag.size(-1) == 1:
+            values = diag.expand(*self.batch_shape, 1)
+            return self + ConstantDiagLinearOperator(values, diag_shape=self.size(-1))
+        return self + DiagLinearOperator(diag.expand(*self.batch_shape, self.size(-1)))
+
+    def _solve(
+        self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """``K_XX^-1 rhs`` without noise, by plain conjugate gradients; with noise, add a diagonal first."""
+        from gpytorch_gaps.operators._solve import solve_in_force, solve_with_lanczos
+        from gpytorch_gaps.solvers.system import GapSystem
+
+        zero = torch.zeros(1, dtype=self.dtype, device=self.device)
+        system = self.memo.get(
+            "noiseless", (*self.factors, self.row_index), lambda: GapSystem(self.factors, self.row_index, zero)
+        )
+        if num_tridiag:
+            return solve_with_lanczos(system, rhs, preconditioner, num_tridiag)
+        return solve_in_force(system, rhs, method="ignore")
+
+

@@ -1,0 +1,265 @@
+"""``W K W' + D``: the covariance of the observations, which chooses how to solve and how to take its log-determinant."""
+
+from collections.abc import Callable
+from typing import Any
+
+import linear_operator
+import torch
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    SumLinearOperator,
+)
+from linear_operator.utils.getitem import _is_noop_index
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
+from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
+from gpytorch_gaps.logdet.nystrom import nystrom_logdet
+from gpytorch_gaps.logdet.stochastic import standard_error
+from gpytorch_gaps.operators._low_rank import low_rank_operator
+from gpytorch_gaps.operators._solve import krylov_solve, probe_estimates, solve_in_force
+from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
+from gpytorch_gaps.reports import LogdetReport, report_logdet
+from gpytorch_gaps.solvers.choose import best_rank
+from gpytorch_gaps.solvers.system import GapSystem, product_at, whiten
+
+
+class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
+    """``W (K_1 (x) ... (x) K_d) W' + D``, as GPyTorch's likelihoods build it.
+
+    Owns its solve (``settings.gap_method``), its preconditioner (eqn:IG_precon) and its log-determinant
+    (``settings.logdet_method``). The noise may be constant, a product over axes, or any diagonal; the first two allow fill-gaps.
+
+    :param linear_ops: a :class:`SelectedKroneckerOperator` with the same rows and columns, and a diagonal operator.
+    """
+
+    def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:
+        super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
+        if not isinstance(self._linear_op, SelectedKroneckerOperator):
+            raise ValueError(
+                "SelectedKroneckerAddedDiagOperator: linear_ops: got "
+                f"{type(self._linear_op).__name__}, expected a SelectedKroneckerOperator and a diagonal"
+            )
+
+    # -- staying what it is ------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, DiagLinearOperator):
+            return type(self)(self._linear_op, self._diag_tensor + other)
+        return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        diag = self._diag_tensor
+        if isinstance(diag, ConstantDiagLinearOperator):
+            scale = other.unsqueeze(-1) if torch.is_tensor(other) else other
+            scaled = ConstantDiagLinearOperator(diag.diag_values * scale, diag_shape=diag.diag_shape)
+        else:
+            scaled = diag._mul_constant(other)
+        return type(self)(self._linear_op._mul_constant(other), scaled)
+
+    def _sum_batch(self, dim: int) -> LinearOperator:
+        return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return type(self)(*parts)
+        return SumLinearOperator(*parts)
+
+    # -- solving -----------------------------------------------------------------------------------------------------
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return self._linear_op.factors
+
+    @property
+    def train_index(self) -> Tensor:
+        return self._linear_op.row_index
+
+    def _system(self) -> GapSystem:
+        """The detached system, with the eigen-decompositions and preconditioners worked out for it so far."""
+        index, diag = self.train_index, self._diag_tensor
+        if isinstance(diag, SelectedKroneckerDiagOperator):
+            tensors = (*self.factors, index, *diag.axis_noise)
+            return self._linear_op.memo.get(
+                "product", tensors, lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise)
+            )
+        noise = self._noise_tensor()
+        return self._linear_op.memo.get(
+            "system", (*self.factors, index, noise), lambda: GapSystem(self.factors, index, noise)
+        )
+
+    def _noise_tensor(self) -> Tensor:
+        """shape: (*batch, 1) or (*batch, N)"""
+        diag = self._diag_tensor
+        return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
+
+    def _solve(
+        self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0, training: bool = False
+    ) -> Any:
+        system = self._system()
+        if not num_tridiag:
+            return solve_in_force(system, rhs, training=training)
+        # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
+        solution, matrices = krylov_solve(self._wide_matmul, rhs, preconditioner, num_tridiag, training=True)
+        system.probe_estimates = probe_estimates(matrices, self.size(-1))
+        return solution, matrices
+
+    def _wide_matmul(self, rhs: Tensor) -> Tensor:
+        """The product in float64, whitened noise or not."""
+        kernel = self._linear_op
+        wide = [factor.detach().double() for factor in self.factors]
+        product = SelectedKroneckerOperator(*wide, row_index=kernel.row_index, col_index=kernel.row_index)._matmul(rhs)
+        return product + self._diag_tensor._diag.detach().double().unsqueeze(-1) * rhs
+
+    def _solve_preconditioner(self) -> None:
+        """The method in force sets up its own."""
+        return
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        if right_tensor.size(-1 if right_tensor.dim() == 1 else -2) != self.size(-1):
+            raise ValueError(
+                f"solve: right_tensor: got shape {tuple(right_tensor.shape)}, expected {self.size(-1)} rows"
+            )
+        columns = right_tensor.unsqueeze(-1) if right_tensor.dim() == 1 else right_tensor
+        operator, columns = self._same_batch(columns)
+        solution = OwnSolve.apply(operator.representation_tree(), columns, *operator.representation())
+        solution = solution.squeeze(-1) if right_tensor.dim() == 1 else solution
+        return solution if left_tensor is None else left_tensor @ solution
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        columns = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
+        operator, columns = self._same_batch(columns)
+        terms = OwnInvQuad.apply(operator.representation_tree(), columns, *operator.representation())
+        return terms.sum(-1) if reduce_inv_quad else terms
+
+    def _same_batch(self, columns: Tensor) -> tuple[Any, Tensor]:
+        batch = torch.broadcast_shapes(self.batch_shape, columns.shape[:-2])
+        operator = self if batch == self.batch_shape else self.expand(*batch, *self.matrix_shape)
+        return operator, columns.expand(*batch, *columns.shape[-2:])
+
+    # -- preconditioner ----------------------------------------------------------------------------------------------
+
+    def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
+        """``P = W Q S_p' T_p S_p Q' W' + D`` as (P^-1, P, log|P|). Implements: eqn:IG_precon.
+
+        The eigenvectors are frozen and T_p are Rayleigh quotients: P is differentiable, its basis is not.
+        """
+        if self.preconditioner_override is not None:
+            return self.preconditioner_override(self)
+        if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
+            return None, None, None  # whitened first: see inv_quad_logdet
+        system = self._system()
+        rank = settings.preconditioner_rank.value()
+        if rank is None:
+            # probes and right-hand side are solved together
+            columns = linear_operator.settings.num_trace_samples.value() + 1
+            rank = best_rank(system, columns, settings.tolerance_in_force(training=True)).rank
+        if not rank:
+            return None, None, None
+        preconditioner = system.eigen_preconditioner(min(rank, self.size(-1)))
+        eigenvalues = frozen_eigenvalues(self.factors, preconditioner.vectors)
+        coefficients = preconditioner.product_of(eigenvalues)
+        operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype)
+        logdet = preconditioner.logdet(coefficients, self._noise_tensor().double())
+        return preconditioner.solve, operator, logdet.to(self.dtype)
+
+    # -- log-determinant ---------------------------------------------------------------------------------------------
+
+    def inv_quad_logdet(
+        self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+    ) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros([], dtype=self.dtype, device=self.device)
+        if not logdet:
+            if inv_quad_rhs is None:
+                raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
+            return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
+        if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
+            whitened, root = self._whitened()
+            scaled = None
+            if inv_quad_rhs is not None:
+                scaled = inv_quad_rhs / (root if inv_quad_rhs.dim() == 1 else root.unsqueeze(-1))
+            quad, value = whitened.inv_quad_logdet(scaled, True, reduce_inv_quad)
+            return quad, value + 2.0 * root.log().sum(-1)
+        method, side = self._logdet_path()
+        if method == "stochastic" and side == "data":
+            return self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
+        quad = zero if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
+        return quad, self._own_logdet(method, side).to(self.dtype)
+
+    def _whitened(self) -> tuple["SelectedKroneckerAddedDiagOperator", Tensor]:
+        """``D^(-1/2) (W K W' + D) D^(-1/2)``, unit noise, differentiable; and the diagonal of ``D^(1/2)``."""
+        roots = [axis.sqrt() for axis in self._diag_tensor.axis_noise]
+        factors = [whiten(factor, root) for factor, root in zip(self.factors, roots, strict=True)]
+        kernel = SelectedKroneckerOperator(*factors, row_index=self.train_index, col_index=self.train_index)
+        unit = torch.ones(*self.batch_shape, 1, dtype=self.dtype, device=self.device)
+        operator = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
+        return operator, product_at(roots, self.train_index, tuple(root.size(-1) for root in roots))
+
+    def _logdet_path(self) -> tuple[str, str]:
+        """The method, and the side of the block identity it works on."""
+        system, method = self._system(), settings.logdet_method.value()
+        rows, gaps = system.num_train, system.num_cells - system.num_train
+        side = "gaps" if system.fillable and gaps < rows else "data"
+        if method == "auto":
+            smaller = gaps if side == "gaps" else rows
+            small = smaller <= linear_operator.settings.max_cholesky_size.value()
+            dense = linear_operator.settings.fast_computations.log_prob.off()
+            method = "exact" if small or dense else "stochastic"
+        if method == "stochastic":
+            side = "gaps" if system.fillable and self._prefers_gaps(system) else "data"
+        return method, side
+
+    def _prefers_gaps(self, system: GapSystem) -> bool:
+        """Whether Lanczos is better off on the gaps: where no affordable rank takes the spectrum down to the noise."""
+        rank = settings.preconditioner_rank.value()
+        if rank is not None:
+            return False
+        if not len(system.gap_index):
+            return True
+        plan = best_rank(system, linear_operator.settings.num_trace_samples.value() + 1, settings.tolerance_in_force(True))
+        return not plan.rank or system.eigenvalue_after(plan.rank) > float(system.noise.min())
+
+    def _own_logdet(self, method: str, side: str) -> Tensor:
+        system, noise = self._system(), self._noise_tensor()
+        error: Tensor | None = torch.zeros(())
+        probes = 0
+        if method == "nystrom":
+            value, error = nystrom_logdet(system, self.factors, noise), None
+        elif method == "exact":
+            on_gaps = side == "gaps"
+            value = gap_side_logdet(system, self.factors, noise) if on_gaps else data_side_logdet(
+                self.factors, self.train_index, noise
+            )
+        else:
+            value, error, probes = self._gap_side_stochastic(system, noise)
+        report_logdet(LogdetReport(method, value.detach(), error, probes, reason=f"{side} side"))
+        return value
+
+    def _gap_side_stochastic(self, system: GapSystem, noise: Tensor) -> tuple[Tensor, Tensor, int]:
+        """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix."""
+        value = grid_logdet(system, self.factors, noise)
+        if not len(system.gap_index):
+            return value, torch.zeros(()), 0
+        gaps = FillGapsOperator(*self.factors, noise=noise, gap_index=system.gap_index, memo=self._linear_op.memo)
+        with linear_operator.settings.max_cholesky_size(0):
+            value = value + gaps.logdet()
+        estimates = gaps.last_probe_estimates()
+        return value, standard_error(estimates), estimates.size(0)
+
+    def _upstream_inv_quad_logdet(self, rhs: Tensor | None, reduce_inv_quad: bool) -> tuple[Tensor, Tensor]:
+        """GPyTorch's own estimator, with our preconditioner for its variance and our solves."""
+        with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
+            quad, value = super().inv_quad_logdet(rhs, True, reduce_inv_quad)
+        estimates = self._system().probe_estimates
+        report_logdet(
+            LogdetReport("stochastic", value.detach(), standard_error(estimates), estimates.size(0), "data side")
+        )
+        return quad, value

@@ -1,0 +1,115 @@
+"""A low-rank matrix in a Kronecker eigenbasis plus a diagonal, and its inverse by the matrix inversion lemma.
+
+``P = F C F' + D`` with ``F = W Q S_p'`` (never stored: a rectangular selected Kronecker product), ``C = diag(c)``:
+
+    P^-1   = D^-1 - D^-1 F B (I + B G B)^-1 B F' D^-1,    B = C^(1/2),  G = F' D^-1 F
+    log|P| = log|D| + log|I + B G B|
+
+The symmetric form needs no division by c, and ``I + B G B`` is never worse conditioned than P itself.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.gram import gram_flops, masked_gram
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.selection import ravel, select_cells, spread_cells
+
+
+class LowRankPreconditioner:
+    """``P = F C F' + D`` on the cells `index`, in float64 whatever the precision of what it is applied to.
+
+    :param vectors: Q_i, shape (*batch, m_i, m_i) each.
+    :param positions: column of each Q_i that makes up eigenvector a, shape (d, p).
+    :param coefficients: c, shape (*batch, p).
+    :param index: cells of the rows, shape (N,).
+    :param diagonal: D, shape (*batch, 1) or (*batch, N).
+
+    Cost: set-up of one masked Gram matrix and p^3 / 3; then two rectangular Kronecker products and p^2 a column.
+    """
+
+    def __init__(
+        self, vectors: Sequence[Tensor], positions: Tensor, coefficients: Tensor, index: Tensor, diagonal: Tensor
+    ) -> None:
+        self.rank = positions.size(-1)
+        self.index = index
+        self.diagonal = diagonal.detach().double()
+        self.coefficients = coefficients.detach().double()
+        self.positions = positions
+        used = [torch.unique(axis, return_inverse=True) for axis in positions]
+        self.columns = [columns for columns, _ in used]
+        # only the columns in use: a product with these is far cheaper than one with Q
+        self.vectors = [q.detach()[..., columns] for q, columns in zip(vectors, self.columns, strict=True)]
+        self._transposed = [q.mT for q in self.vectors]
+        self._local = torch.stack([local for _, local in used])
+        self._basis_shape = tuple(len(columns) for columns in self.columns)
+        self.basis_index = ravel(self._local, self._basis_shape)
+        self.num_cells = math.prod(q.size(-2) for q in self.vectors)
+        self.unit_gram = self._gram(torch.ones_like(self.diagonal)) if self.constant else None
+        core = self._core(self.coefficients, self.diagonal)
+        self._cholesky = psd_safe_cholesky(core)
+        shapes = [tuple(q.shape[-2:]) for q in self.vectors]
+        self.flops = 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * self.rank**2
+        self.setup_flops = min(gram_flops(self.vectors, self.rank)) + self.rank**3 / 3.0
+
+    @property
+    def constant(self) -> bool:
+        return self.diagonal.size(-1) == 1
+
+    def product_of(self, eigenvalues: Sequence[Tensor]) -> Tensor:
+        """The products that make up the p coefficients, from the eigenvalues of the columns in use. shape: (*batch, p)"""
+        value = eigenvalues[0].new_ones(())
+        for values, local in zip(eigenvalues, self._local, strict=True):
+            value = value * values[..., local]
+        return value
+
+    def _gram(self, diagonal: Tensor) -> Tensor:
+        """``F' D^-1 F``, differentiable in D."""
+        weights = diagonal.reciprocal().expand(*diagonal.shape[:-1], len(self.index)).unsqueeze(-1)
+        grid_weights = spread_cells(weights, self.index, self.num_cells).squeeze(-1)
+        return masked_gram(self.vectors, self._local, grid_weights)
+
+    def _core(self, coefficients: Tensor, diagonal: Tensor) -> Tensor:
+        """``I + B G B``. shape: (*batch, p, p)"""
+        gram = self._gram(diagonal) if self.unit_gram is None else self.unit_gram / diagonal.unsqueeze(-1)
+        # a root at zero has no derivative
+        root = coefficients.clamp_min(torch.finfo(coefficients.dtype).tiny ** 0.5).sqrt()
+        core = root.unsqueeze(-1) * gram * root.unsqueeze(-2)
+        return core + torch.eye(self.rank, dtype=core.dtype, device=core.device)
+
+    def project(self, x: Tensor) -> Tensor:
+        """``F' x``. shape: (*batch, N, C) -> (*batch, p, C)"""
+        return select_cells(
+            kron_matmul(self._transposed, spread_cells(x, self.index, self.num_cells)), self.basis_index
+        )
+
+    def expand(self, coefficients: Tensor) -> Tensor:
+        """``F c``. shape: (*batch, p, C) -> (*batch, N, C)"""
+        basis = spread_cells(coefficients, self.basis_index, math.prod(self._basis_shape))
+        return select_cells(kron_matmul(self.vectors, basis), self.index)
+
+    def solve(self, x: Tensor) -> Tensor:
+        """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
+        diagonal, root = self.diagonal.unsqueeze(-1), self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1)
+        scaled = x.double() / diagonal
+        inner = torch.cholesky_solve(root * self.project(scaled), self._cholesky)
+        return (scaled - self.expand(root * inner) / diagonal).to(x.dtype)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """``P x``, in the precision of x. shape: (*batch, N, C)"""
+        wide = x.double()
+        low_rank = self.expand(self.coefficients.unsqueeze(-1) * self.project(wide))
+        return (low_rank + self.diagonal.unsqueeze(-1) * wide).to(x.dtype)
+
+    def logdet(self, coefficients: Tensor | None = None, diagonal: Tensor | None = None) -> Tensor:
+        """``log|P|``, differentiable in coefficients and diagonal where these are given. shape: batch"""
+        coefficients = self.coefficients if coefficients is None else coefficients
+        diagonal = self.diagonal if diagonal is None else diagonal
+        differentiable = torch.is_grad_enabled() and (coefficients.requires_grad or diagonal.requires_grad)
+        factor = psd_safe_cholesky(self._core(coefficients, diagonal)) if differentiable else self._cholesky
+        rows = len(self.index) if diagonal.size(-1) == 1 else 1
+        return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + rows * diagonal.log().sum(-1)

@@ -1,0 +1,107 @@
+"""What a solve did: method, iterations, residual of the *original* system, and who wants to know.
+
+>>> with record_solves() as solves:
+...     pass
+>>> len(solves), solves.logdets
+(0, [])
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+
+class NotConvergedWarning(NumericalWarning):
+    """A solve ended above its tolerance; the message holds the residual reached and what to try."""
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """One linear solve.
+
+    `residual` is ``||(K_XX + s2 I) a_X - y_X|| / ||y_X||`` per column, of shape ``(*batch, columns)``, computed in
+    float64 from the float64 solution; a float32 system is then rounded. `iterations` counts conjugate-gradient
+    iterations, i.e. products with the system being solved, over all refinement passes; `flops` counts Kronecker products,
+    preconditioner and its set-up when this solve paid for it.
+    """
+
+    method: str
+    iterations: int
+    residual: Tensor
+    seconds: float
+    rank: int
+    num_rhs: int
+    converged: bool
+    tolerance: float
+    refinements: int = 0
+    flops: float = 0.0
+    reason: str = ""
+
+    @property
+    def worst_residual(self) -> float:
+        return float(self.residual.max()) if self.residual.numel() else 0.0
+
+    def __str__(self) -> str:
+        state = "converged" if self.converged else "NOT CONVERGED"
+        rank = f", rank {self.rank}" if self.rank else ""
+        why = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.method}{rank}: {state} in {self.iterations} iterations, worst residual {self.worst_residual:.1e} "
+            f"of {self.num_rhs} right-hand sides, {self.flops / 1e9:.3g} GFLOP, {self.seconds:.3g} s{why}"
+        )
+
+
+@dataclass(frozen=True)
+class LogdetReport:
+    """One log-determinant: `standard_error` is zero on exact paths, None where it cannot be stated (Nystrom is biased)."""
+
+    method: str
+    value: Tensor
+    standard_error: Tensor | None
+    num_probes: int
+    reason: str = ""
+
+
+class SolveRecord(list[SolveReport]):
+    """The solves of a block, in order; its log-determinants in `logdets`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logdets: list[LogdetReport] = []
+
+
+_recorders: list[SolveRecord] = []
+
+
+@contextmanager
+def record_solves() -> Iterator[SolveRecord]:
+    """Collects a report of every solve made inside the block. Blocks may nest: each sees its own solves."""
+    record = SolveRecord()
+    _recorders.append(record)
+    try:
+        yield record
+    finally:
+        # by identity: two empty records compare equal
+        _recorders[:] = [r for r in _recorders if r is not record]
+
+
+def report_solve(report: SolveReport, advice: str) -> None:
+    """Hands a report to every active recorder, and warns if the solve did not converge."""
+    for record in _recorders:
+        record.append(report)
+    if not report.converged:
+        warnings.warn(
+            f"{report.method!r} stopped after {report.iterations} iterations with a relative residual of "
+            f"{report.worst_residual:.1e} where {report.tolerance:.1e} was asked for. Try: {advice}.",
+            NotConvergedWarning,
+            stacklevel=2,
+        )
+
+
+def report_logdet(report: LogdetReport) -> None:
+    for record in _recorders:
+        record.logdets.append(report)

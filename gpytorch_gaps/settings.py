@@ -1,0 +1,117 @@
+"""Contexts in GPyTorch's style: ``with settings.gap_method("fill"), settings.solve_tolerance(1e-8): ...``
+
+Every value is checked when the context is made, so that a misspelt method fails at its own line. Tolerances are never
+looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over ours. Dense Cholesky is used up to
+``linear_operator.settings.max_cholesky_size`` (800 by default), for the observed cells or for the gaps.
+"""
+
+from typing import Any
+
+import linear_operator
+
+_value_context = linear_operator.settings._value_context
+
+
+class _Choice(_value_context):
+    """One of a few names."""
+
+    choices: tuple[str, ...] = ()
+
+    def __init__(self, value: str) -> None:
+        if value not in self.choices:
+            raise ValueError(
+                f"settings.{type(self).__name__}: got {value!r}, expected one of {', '.join(self.choices)}"
+            )
+        super().__init__(value)
+
+
+class _Number(_value_context):
+    """A number, at least (or above) `minimum`; None where a default is worked out from the problem."""
+
+    minimum: float = 0.0
+    exclusive = False
+    integer = False
+    optional = False
+
+    def __init__(self, value: Any) -> None:
+        kind = int if self.integer else (int, float)
+        valid = isinstance(value, kind) and not isinstance(value, bool)
+        valid = valid and (value > self.minimum if self.exclusive else value >= self.minimum)
+        if not (valid or (value is None and self.optional)):
+            bound = f"{'above' if self.exclusive else 'at least'} {self.minimum:g}"
+            expected = f"{'an integer' if self.integer else 'a number'} {bound}{' or None' if self.optional else ''}"
+            raise ValueError(f"settings.{type(self).__name__}: got {value!r}, expected {expected}")
+        super().__init__(value)
+
+
+class gap_method(_Choice):
+    """How ``(K_XX + s2 I) a_X = y_X`` is solved: the paper's three formulations, a dense one, or the cheapest.
+
+    ``"ignore"`` with ``preconditioner_rank(p)`` is the paper's IG_p; with ``preconditioner_rank(0)`` its plain IG.
+    """
+
+    choices = ("auto", "fill", "ignore", "penalize", "cholesky")
+    _global_value = "auto"
+
+
+class logdet_method(_Choice):
+    """How ``log|K_XX + s2 I|`` is computed; ``"nystrom"`` is the paper's approximation, biased."""
+
+    choices = ("auto", "exact", "stochastic", "nystrom")
+    _global_value = "auto"
+
+
+class preconditioner_rank(_Number):
+    """Rank p of the eigen preconditioners. None: chosen from the spectrum for IG, no preconditioner for FG."""
+
+    integer = True
+    optional = True
+    _global_value = None
+
+
+class solve_tolerance(_Number):
+    """Relative residual of the original system that every column of a solve must reach."""
+
+    exclusive = True
+    _global_value = 1e-6
+
+
+class train_tolerance(_Number):
+    """The same inside the log marginal likelihood."""
+
+    exclusive = True
+    _global_value = 1e-6
+
+
+class max_iterations(_Number):
+    """Conjugate-gradient iterations after which a solve gives up, with a warning."""
+
+    minimum = 1
+    integer = True
+    _global_value = 2000
+
+
+class gap_penalty(_Number):
+    """The penalty gamma of sec:PG. None: large enough that the penalty itself costs no accuracy asked for."""
+
+    exclusive = True
+    optional = True
+    _global_value = None
+
+
+def tolerance_in_force(training: bool = False) -> float:
+    """The tighter of our tolerance and ``linear_operator.settings.cg_tolerance``."""
+    ours = train_tolerance.value() if training else solve_tolerance.value()
+    return min(ours, float(linear_operator.settings.cg_tolerance.value()))
+
+
+__all__ = [
+    "gap_method",
+    "gap_penalty",
+    "logdet_method",
+    "max_iterations",
+    "preconditioner_rank",
+    "solve_tolerance",
+    "tolerance_in_force",
+    "train_tolerance",
+]

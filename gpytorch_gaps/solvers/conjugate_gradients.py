@@ -1,0 +1,123 @@
+"""Preconditioned conjugate gradients through ``linear_operator.utils.linear_cg``, with our own say on when to stop.
+
+What is different from calling ``linear_cg`` directly:
+
+1. the division guard follows the precision (upstream's 1e-10 makes a residual of 1e-6 unreachable);
+2. a caller's `stop` decides, column by column, on any quantity it likes (upstream: the mean over columns);
+3. iterations are products with the matrix, and none is made after the stop (upstream makes at least eleven);
+4. the Lanczos tridiagonal matrices are as long as the iteration, not cut off at twenty.
+
+``linear_cg`` shows its residual to the preconditioner at every iteration, which is where we listen; a residual set to
+zero there is how we tell it to stop.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import linear_operator
+import torch
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+Closure = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class _Listener:
+    """Stands between ``linear_cg`` and the closures: counts, watches the residual, gathers Lanczos coefficients."""
+
+    matmul: Closure
+    precondition: Closure | None
+    stop: Callable[[Tensor], bool]
+    keep_lanczos: bool
+    iterations: int = 0
+    done: bool = False
+    steps: list[Tensor] = field(default_factory=list)  # alpha_k
+    ratios: list[Tensor] = field(default_factory=list)  # beta_k
+    _inner: Tensor | None = None  # r' P^-1 r of the current residual
+    _started: bool = False
+
+    def product(self, direction: Tensor) -> Tensor:
+        if not self._started or self.done:
+            # the first call is for the zero initial guess; after the stop no step is taken
+            self._started = True
+            return torch.zeros_like(direction)
+        self.iterations += 1
+        image = self.matmul(direction)
+        if self.keep_lanczos:
+            curvature = (direction * image).sum(-2)
+            assert self._inner is not None
+            self.steps.append(_safe_divide(self._inner, curvature))
+        return image
+
+    def preconditioned(self, residual: Tensor) -> Tensor:
+        if self.done:
+            return residual.clone()
+        if self.iterations and self.stop(residual):
+            self.done = True
+            residual.zero_()
+            return residual.clone()
+        result = residual.clone() if self.precondition is None else self.precondition(residual)
+        if self.keep_lanczos:
+            inner = (residual * result).sum(-2)
+            if self._inner is not None:
+                self.ratios.append(_safe_divide(inner, self._inner))
+            self._inner = inner
+        return result
+
+
+def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    zero = denominator <= torch.finfo(denominator.dtype).tiny
+    return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
+
+
+def conjugate_gradients(
+    matmul: Closure,
+    rhs: Tensor,
+    *,
+    stop: Callable[[Tensor], bool],
+    max_iterations: int,
+    precondition: Closure | None = None,
+    lanczos: bool = False,
+) -> tuple[Tensor, int, Tensor | None]:
+    """Solves ``A x = rhs`` from zero until ``stop(residual)`` holds, the residual being ``rhs - A x``.
+
+    :param rhs: shape (*batch, n, C).
+    :param stop: called once an iteration with the recursive residual, in the units of rhs.
+    :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
+    :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
+    """
+    scale = rhs.norm(dim=-2, keepdim=True)
+    unit = rhs / scale.masked_fill(scale == 0, 1.0)
+    listener = _Listener(matmul, precondition, lambda residual: stop(residual * scale), lanczos)
+    with warnings.catch_warnings():
+        # non-convergence is judged, and told, by the caller
+        warnings.filterwarnings("ignore", category=NumericalWarning, message="CG terminated in")
+        solution = linear_operator.utils.linear_cg(
+            listener.product,
+            unit,
+            tolerance=torch.finfo(rhs.dtype).tiny,
+            eps=torch.finfo(rhs.dtype).tiny,
+            stop_updating_after=0.0,
+            max_iter=max_iterations,
+            max_tridiag_iter=0,
+            preconditioner=listener.preconditioned,
+        )
+    return solution * scale, listener.iterations, _tridiagonal(listener) if lanczos else None
+
+
+def _tridiagonal(listener: _Listener) -> Tensor:
+    """``T[k, k] = 1/alpha_k + beta_{k-1}/alpha_{k-1}``, ``T[k, k-1] = sqrt(beta_{k-1}) / alpha_{k-1}``.
+
+    A column that converged early has steps of zero: its matrix goes on as the identity, decoupled, and carries no weight.
+    """
+    steps = torch.stack(listener.steps, -1)  # shape: (*batch, C, k)
+    ratios = torch.stack(listener.ratios[: steps.size(-1) - 1], -1) if steps.size(-1) > 1 else steps[..., :0]
+    ended = (steps <= 0).cumsum(-1) > 0
+    inverse = torch.where(ended, torch.ones_like(steps), 1.0 / steps.masked_fill(ended, 1.0))
+    coupled = torch.where(ended[..., 1:], torch.zeros_like(ratios), ratios)
+    diagonal = inverse.clone()
+    diagonal[..., 1:] += coupled * inverse[..., :-1]
+    off = coupled.sqrt() * inverse[..., :-1]
+    return torch.diag_embed(diagonal) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)

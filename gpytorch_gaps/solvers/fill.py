@@ -1,0 +1,119 @@
+"""thm:FG, fill the gaps: solve for the L missing responses, then the whole grid at once.
+
+``V A^-1 V' y_Z = -V A^-1 W' y_X`` with ``A = K + s2 I``, then ``a = A^-1 y`` and ``a_Z = 0``.
+
+The residual that fill-gaps iterates on is not the model's: ``(K_XX + s2 I) a_X - y_X = -K_XZ r_Z`` amplifies it by up to
+``|K| / s2``. So its own residual ``r_Z = -V A^-1 (W' y_X + V' y_Z)`` is refined in float64, and the iteration stops on the
+original one.
+"""
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
+from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.solvers.system import GapSystem
+
+_LOOK_EVERY = 8  # iterations after which the original residual is looked at, however far off it seems
+
+
+class Fill:
+    """The fill-gaps formulation: constant noise, every cell observed at most once.
+
+    Implements: thm:fill_gaps, eqn:FG_no_noise at zero noise; with `rank` > 0 eqn:FG_precon; with `direct` a Cholesky
+    decomposition of the L x L matrix. Cost an iteration: two Kronecker products, whatever N and L.
+    """
+
+    def __init__(
+        self, system: GapSystem, rhs: Tensor, tolerance: float, rank: int = 0, direct: bool = False
+    ) -> None:
+        if not system.fillable:
+            raise ValueError(
+                "gap_method: 'fill' needs noise that is constant or a product over axes, and no cell observed twice; "
+                "use 'ignore' for any other noise"
+            )
+        self.system, self.rhs, self.tolerance = system, rhs, tolerance
+        self.flops = 0.0
+        self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
+        self._observed = spread_cells(rhs, system.train_index, system.num_cells)
+        self._preconditioner = None
+        self._cholesky: Tensor | None = None
+        if direct:
+            self._cholesky = psd_safe_cholesky(self._dense())
+        elif rank and len(system.gap_index):
+            is_new = not system.is_set_up("shifted", rank)
+            self._preconditioner = system.shifted_preconditioner(rank)
+            self.flops += self._preconditioner.setup_flops if is_new else 0.0
+
+    def _gap_matmul(self, x: Tensor) -> Tensor:
+        """``V A^-1 V' x``. shape: (*batch, L, C)"""
+        grid = spread_cells(x, self.system.gap_index, self.system.num_cells)
+        return select_cells(self.system.shifted_solve(grid), self.system.gap_index)
+
+    def _dense(self) -> Tensor:
+        """``V A^-1 V'`` in columns. shape: (*batch, L, L)"""
+        size = len(self.system.gap_index)
+        eye = torch.eye(size, dtype=torch.float64, device=self.rhs.device)
+        chunk = max(1, 2**24 // self.system.num_cells)
+        dense = torch.cat([self._gap_matmul(part) for part in eye.split(chunk, dim=-1)], -1)
+        self.flops += 2.0 * size * self.system.product_flops + size**3 / 3.0
+        return 0.5 * (dense + dense.mT)
+
+    def _weights(self, filled: Tensor) -> Tensor:
+        """``A^-1 y`` on the whole grid, the gaps holding `filled`. shape: (*batch, M, C)"""
+        self.flops += 2.0 * self._columns * self.system.product_flops
+        grid = self._observed + spread_cells(filled, self.system.gap_index, self.system.num_cells)
+        return self.system.shifted_solve(grid)
+
+    def start(self, guess: Tensor | None) -> Tensor:
+        """``y_Z = K_ZX a_X`` for a guess of a."""
+        if guess is None:
+            return self.rhs.new_zeros(*self.rhs.shape[:-2], len(self.system.gap_index), self.rhs.size(-1))
+        return self.system.kernel_matmul(guess, self.system.gap_index, self.system.train_index)
+
+    def residual(self, iterate: Tensor) -> Tensor:
+        return -select_cells(self._weights(iterate), self.system.gap_index)
+
+    def original(self, residual: Tensor) -> Tensor:
+        """``K_XZ r_Z`` is the residual of the original system."""
+        self.flops += self._columns * self.system.product_flops
+        image = self.system.kernel_matmul(residual, self.system.train_index, self.system.gap_index)
+        return self.system.relative_residual(image, self.rhs.to(image.dtype))
+
+    def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
+        if self._cholesky is not None:
+            return torch.cholesky_solve(residual, self._cholesky), 0
+        floor = 10 * torch.finfo(dtype).eps
+        initial = residual.norm(dim=-2)
+        amplification: Tensor | None = None
+        since_look = 0
+
+        def stop(current: Tensor) -> bool:
+            """Looks at the original residual, which costs half an iteration, only when it may have arrived."""
+            nonlocal amplification, since_look
+            size, since_look = current.norm(dim=-2), since_look + 1
+            exhausted = size <= floor * initial
+            if bool(exhausted.all()):
+                return True
+            expected = None if amplification is None else size * amplification
+            far = expected is not None and bool((expected > 1.5 * self.tolerance).any())
+            if far and since_look < _LOOK_EVERY:
+                return False
+            error, since_look = self.original(current), 0
+            amplification = error / size.clamp_min(torch.finfo(size.dtype).tiny)
+            return bool(((error <= 0.9 * self.tolerance) | exhausted).all())
+
+        step, iterations, _ = conjugate_gradients(
+            self._gap_matmul,
+            residual.to(dtype),
+            stop=stop,
+            max_iterations=budget,
+            precondition=None if self._preconditioner is None else self._preconditioner.solve,
+        )
+        own = self._preconditioner.flops if self._preconditioner else 0.0
+        self.flops += iterations * self._columns * (2.0 * self.system.product_flops + own)
+        return step.double(), iterations
+
+    def finish(self, iterate: Tensor) -> Tensor:
+        return select_cells(self._weights(iterate), self.system.train_index)

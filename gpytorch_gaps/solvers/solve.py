@@ -1,0 +1,109 @@
+"""Solves a :class:`GapSystem` by a named method or the cheapest, and reports the residual of the original system."""
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.reports import SolveReport, report_solve
+from gpytorch_gaps.solvers.choose import Plan, best_rank, choose_plans
+from gpytorch_gaps.solvers.fill import Fill
+from gpytorch_gaps.solvers.ignore import Ignore
+from gpytorch_gaps.solvers.penalize import Penalize
+from gpytorch_gaps.solvers.refine import Formulation, refine
+from gpytorch_gaps.solvers.system import GapSystem
+
+_ADVICE = {
+    "fill": "gap_method('ignore') with a preconditioner_rank above the number of eigenvalues larger than the noise",
+    "ignore": "a larger preconditioner_rank, gap_method('fill'), more max_iterations, or more noise",
+    "penalize": "another method: penalized systems are badly conditioned",
+    "cholesky": "float64 factors, or more noise: the system is singular to working precision",
+}
+
+
+def solve_system(
+    system: GapSystem,
+    rhs: Tensor,
+    *,
+    method: str = "auto",
+    rank: int | None = None,
+    tolerance: float = 1e-6,
+    max_iterations: int = 2000,
+    max_cholesky: float = 800,
+    penalty: float | None = None,
+    guess: Tensor | None = None,
+) -> tuple[Tensor, SolveReport]:
+    """``a`` with ``(W K W' + D) a = rhs``, to a relative residual of `tolerance` in every column.
+
+    float32 systems are iterated in float32 and refined in float64; where float32 cannot contract, in float64 altogether.
+
+    :param rhs: shape (*batch, N, C).
+    :param guess: of ``a``, to start from. shape (*batch, N, C).
+    :return: the solution, in the precision of rhs, and a report, which also goes to active recorders.
+    """
+    started = time.perf_counter()
+    dtype, wide = rhs.dtype, rhs.double()
+    if system.row_scale is not None:
+        wide = wide / system.row_scale
+    if guess is not None:
+        guess = guess.double() if system.row_scale is None else guess.double() * system.row_scale
+    inner = torch.float32 if system.dtype == torch.float32 else torch.float64
+    columns = rhs.shape[:-2].numel() * rhs.size(-1)
+    if method == "auto":
+        plans = choose_plans(system, columns, tolerance, max_iterations, max_cholesky)
+    else:
+        plans = [_named_plan(system, method, rank, columns, tolerance, max_iterations)]
+    iterations, passes, flops, tried = 0, 0, 0.0, []
+    for number, plan in enumerate(plans, 1):
+        form = _formulation(plan, system, wide, tolerance, penalty)
+        outcome = refine(form, guess, inner, tolerance, plan.budget or max_iterations)
+        residual = system.relative_residual(wide - system.matmul(outcome.solution), wide)
+        iterations, passes = iterations + outcome.iterations, passes + outcome.passes
+        flops += form.flops + columns * system.product_flops
+        if tried and not bool((residual.max() < best_residual.max())):
+            plan, outcome_solution, residual = best_plan, best_solution, best_residual
+        else:
+            outcome_solution = outcome.solution
+        best_plan, best_solution, best_residual = plan, outcome_solution, residual
+        tried.append(plan.method)
+        if bool((residual <= tolerance).all()) or number == len(plans):
+            break
+        guess = best_solution
+    solution = best_solution if system.row_scale is None else best_solution / system.row_scale
+    report = SolveReport(
+        method=best_plan.method,
+        iterations=iterations,
+        residual=best_residual,
+        seconds=time.perf_counter() - started,
+        rank=best_plan.rank,
+        num_rhs=columns,
+        converged=bool((best_residual <= tolerance).all()),
+        tolerance=tolerance,
+        refinements=passes,
+        flops=flops,
+        reason=best_plan.reason if len(tried) == 1 else f"after {', '.join(tried[:-1])}; {best_plan.reason}",
+    )
+    report_solve(report, _ADVICE[report.method])
+    return solution.to(dtype), report
+
+
+def _named_plan(
+    system: GapSystem, method: str, rank: int | None, columns: int, tolerance: float, max_iterations: int
+) -> Plan:
+    if method == "cholesky":
+        return Plan("cholesky", direct="data", budget=max_iterations, reason="asked for")
+    if method == "ignore" and rank is None and float(system.noise.min()) > 0:
+        rank = best_rank(system, columns, tolerance).rank
+    if method == "penalize":
+        rank = 0
+    size = len(system.gap_index) if method == "fill" else system.num_train
+    return Plan(method, min(rank or 0, size), budget=max_iterations, flops=math.inf, reason="asked for")
+
+
+def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, tolerance: float, penalty: float | None) -> Formulation:
+    if plan.method == "penalize":
+        return Penalize(system, rhs, tolerance, penalty)
+    if plan.method == "fill" or plan.direct == "gaps":
+        return Fill(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))
+    return Ignore(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))

@@ -1,0 +1,163 @@
+"""The system every solver is given: ``(W K W' + D) a = y``, with all that can be worked out once and used again.
+
+``K = (x) K_i`` on the grid, ``W`` selects the observed cells, D is constant or one noise per observation. Noise that is a
+product over axes whitens into the factors: ``K_i -> D_i^(-1/2) K_i D_i^(-1/2)`` leaves unit noise, so that fill-gaps
+applies; residuals are still judged, and reported, in the original units.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, leading_products
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
+
+
+class GapSystem:
+    """``(W K W' + D) a = y``.
+
+    :param factors: K_i, symmetric positive semi-definite, shape (*batch, m_i, m_i) each.
+    :param train_index: flat cell of each observation, last axis fastest, shape (N,).
+    :param noise: D, shape (*batch, 1) or (*batch, N).
+    :param axis_noise: instead of `noise`, a vector (*batch, m_i) for every axis whose product is the noise of a cell.
+    """
+
+    def __init__(
+        self,
+        factors: Sequence[Tensor],
+        train_index: Tensor,
+        noise: Tensor | None = None,
+        axis_noise: Sequence[Tensor] | None = None,
+    ) -> None:
+        factors = [factor.detach() for factor in factors]
+        self.dtype = factors[0].dtype
+        self.shape = tuple(factor.size(-1) for factor in factors)
+        self.num_cells = math.prod(self.shape)
+        self.train_index = train_index
+        self.row_scale: Tensor | None = None  # shape: (*batch, N, 1)
+        if axis_noise is not None:
+            roots = [axis.detach().double().sqrt() for axis in axis_noise]
+            factors = [whiten(factor.double(), root) for factor, root in zip(factors, roots, strict=True)]
+            self.row_scale = product_at(roots, train_index, self.shape).unsqueeze(-1)
+            noise = torch.ones(1, dtype=torch.float64, device=train_index.device)
+        assert noise is not None
+        self.noise = noise.detach().double()
+        self._factors = {torch.float64: tuple(factor.double() for factor in factors)}
+        self._eigen: dict[torch.dtype, KroneckerEigen] = {}
+        self._preconditioners: dict[Hashable, Any] = {}
+        self.probe_estimates: Tensor | None = None  # of the last stochastic log-determinant, one a probe
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train_index)
+
+    @property
+    def constant_noise(self) -> bool:
+        return self.noise.size(-1) == 1
+
+    @cached_property
+    def fillable(self) -> bool:
+        """Whether fill-gaps applies: constant noise, and no cell observed twice."""
+        return self.constant_noise and len(torch.unique(self.train_index)) == self.num_train
+
+    @cached_property
+    def gap_index(self) -> Tensor:
+        """The L cells without an observation, in grid order."""
+        gaps = torch.ones(self.num_cells, dtype=torch.bool, device=self.train_index.device)
+        gaps[self.train_index] = False
+        return gaps.nonzero().squeeze(-1)
+
+    @cached_property
+    def product_flops(self) -> float:
+        """FLOPs of one Kronecker product with one right-hand side."""
+        return float(kron_matmul_flops([(size, size) for size in self.shape], 1))
+
+    # -- products ----------------------------------------------------------------------------------------------------
+
+    def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+        if dtype not in self._factors:
+            self._factors[dtype] = tuple(factor.to(dtype) for factor in self._factors[torch.float64])
+        return self._factors[dtype]
+
+    def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
+        if torch.float64 not in self._eigen:
+            self._eigen[torch.float64] = kron_eigh(self.factors())
+        if dtype not in self._eigen:
+            self._eigen[dtype] = self._eigen[torch.float64].to(dtype)
+        return self._eigen[dtype]
+
+    def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""
+        return select_cells(kron_matmul(self.factors(x.dtype), spread_cells(x, columns, self.num_cells)), rows)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """``(W K W' + D) x``. shape: (*batch, N, C)"""
+        return self.kernel_matmul(x, self.train_index, self.train_index) + self.noise.to(x.dtype).unsqueeze(-1) * x
+
+    def shifted_solve(self, x: Tensor) -> Tensor:
+        """``(K + s2 I)^-1 x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
+        return self.eigen(x.dtype).shifted_solve(self.noise.to(x.dtype), x)
+
+    def dense(self) -> Tensor:
+        """``W K W' + D``. shape: (*batch, N, N)"""
+        matrix = torch.ones((), dtype=torch.float64, device=self.train_index.device)
+        for factor, cell in zip(self.factors(), unravel(self.train_index, self.shape), strict=True):
+            matrix = matrix * factor[..., cell.unsqueeze(-1), cell]
+        diagonal = self.noise.expand(*self.noise.shape[:-1], self.num_train)
+        return matrix + torch.diag_embed(diagonal)
+
+    def relative_residual(self, residual: Tensor, rhs: Tensor) -> Tensor:
+        """``||residual|| / ||rhs||`` per column in the original units; zero right-hand sides count as solved.
+
+        shape: (*batch, N, C) twice -> (*batch, C)
+        """
+        if self.row_scale is not None:
+            residual, rhs = residual * self.row_scale, rhs * self.row_scale
+        norm = rhs.norm(dim=-2)
+        return residual.norm(dim=-2) / torch.where(norm > 0, norm, torch.ones_like(norm))
+
+    def eigenvalue_after(self, rank: int) -> float:
+        """The largest eigenvalue of K that a rank-`rank` approximation leaves out."""
+        values, _ = leading_products(self.eigen().values, rank + 1)
+        return float(values[..., rank].max()) if rank < values.size(-1) else 0.0
+
+    # -- preconditioners, set up once a rank ---------------------------------------------------------------------------
+
+    def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
+        return self._once(
+            ("eigen", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank)
+        )
+
+    def shifted_preconditioner(self, rank: int) -> ShiftedEigenPreconditioner:
+        return self._once(
+            ("shifted", rank), lambda: ShiftedEigenPreconditioner(self.eigen(), self.gap_index, self.noise, rank)
+        )
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._preconditioners:
+            self._preconditioners[key] = make()
+        return self._preconditioners[key]
+
+    def is_set_up(self, kind: str, rank: int) -> bool:
+        return (kind, rank) in self._preconditioners
+
+
+def whiten(factor: Tensor, root: Tensor) -> Tensor:
+    """``D^(-1/2) K D^(-1/2)``. shape: (*batch, m, m) and (*batch, m)"""
+    return factor / (root.unsqueeze(-1) * root.unsqueeze(-2))
+
+
+def product_at(vectors: Sequence[Tensor], index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Entries `index` of the Kronecker product of vectors. shape: (*batch, m_i) each -> (*batch, len(index))"""
+    value = vectors[0].new_ones(())
+    for vector, cell in zip(vectors, unravel(index, shape), strict=True):
+        value = value * vector[..., cell]
+    return value
