@@ -38,6 +38,10 @@ class KroneckerFactorsOperator(LinearOperator):
             kwargs[name] = (kwarg_map or factor_map)(kwargs[name])
         return type(self)(*(factor_map(factor) for factor in self.factors), **kwargs)
 
+    def _wide(self) -> Any:
+        """In float64 and detached, for solves."""
+        return self._rebuild(lambda t: t.detach().double())
+
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> Any:
         return self._rebuild(
             lambda t: t.expand(*batch_shape, *t.shape[-2:]), lambda t: t.expand(*batch_shape, t.size(-1))

@@ -36,13 +36,14 @@ def krylov_solve(
     rhs: Tensor,
     precondition: Callable[[Tensor], Tensor] | None,
     num_tridiag: int,
+    batch_shape: torch.Size,
     training: bool = False,
 ) -> Any:
     """Plain conjugate gradients on any matrix, checked on the true residual; what upstream expects of ``_solve``.
 
     :return: the solution; with `num_tridiag` also the Lanczos matrices of the first columns, (num_tridiag, *batch, k, k).
     """
-    wide = rhs.double()
+    wide = rhs.double().expand(*torch.broadcast_shapes(batch_shape, rhs.shape[:-2]), *rhs.shape[-2:])
     tolerance = settings.tolerance_in_force(training)
     norm = wide.norm(dim=-2)
 

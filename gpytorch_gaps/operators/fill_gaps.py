@@ -51,16 +51,15 @@ class FillGapsOperator(KroneckerFactorsOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         grid = spread_cells(columns, self.gap_index, self.num_cells)
-        noise = self.noise.to(grid.dtype)
-        factors = tuple(factor.to(grid.dtype) for factor in self.factors)
-        result = select_cells(ShiftedSolve.apply(self._eigen(), noise, grid, *factors), self.gap_index)
+        result = select_cells(ShiftedSolve.apply(self._eigen(), self.noise, grid, *self.factors), self.gap_index)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
         return self._matmul(rhs)
 
     def _transpose_nonbatch(self) -> "FillGapsOperator":
-        return self._rebuild(lambda tensor: tensor)
+        # equal in value, but the gradient of a factor is transposed
+        return self._rebuild(lambda factor: factor.mT, lambda noise: noise)
 
     def _diagonal(self) -> Tensor:
         """``sum_j Q_zj^2 / (lambda_j + s2)``: one Kronecker product; entry by entry where it must be differentiated."""
@@ -76,12 +75,10 @@ class FillGapsOperator(KroneckerFactorsOperator):
             part = self._index_batch(batch_indices)
             kwargs = {**part._kwargs, "gap_index": self.gap_index[row_index]}
             return FillGapsOperator(*part.factors, **kwargs)
-        if batch_indices:
-            return self._index_batch(batch_indices)._getitem(row_index, col_index)
-        return super()._getitem(row_index, col_index)
+        return super()._getitem(row_index, col_index, *batch_indices)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        result = krylov_solve(self._detached_matmul, rhs, preconditioner, num_tridiag)
+        result = krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
         if num_tridiag:
             self._probe_holder()["estimates"] = probe_estimates(result[1], self.size(-1))
         return result
@@ -93,10 +90,6 @@ class FillGapsOperator(KroneckerFactorsOperator):
     def last_probe_estimates(self) -> Tensor:
         """What each probe of the last stochastic log-determinant estimated. shape: (probes, *batch)"""
         return self._probe_holder()["estimates"]
-
-    def _detached_matmul(self, rhs: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._matmul(rhs)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         rank = settings.preconditioner_rank.value() or 0

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import linear_operator
 import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
@@ -49,16 +51,15 @@ class PenalizedGapsOperator(KroneckerFactorsOperator):
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        factors = [factor.to(columns.dtype) for factor in self.factors]
-        diagonal = self._added_diagonal().to(columns.dtype).unsqueeze(-1)
-        result = kron_matmul(factors, columns) + diagonal * columns
+        result = kron_matmul(self.factors, columns) + self._added_diagonal().unsqueeze(-1) * columns
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
         return self._matmul(rhs)
 
     def _transpose_nonbatch(self) -> "PenalizedGapsOperator":
-        return self._rebuild(lambda tensor: tensor)
+        # equal in value, but the gradient of a factor is transposed
+        return self._rebuild(lambda factor: factor.mT, lambda noise: noise)
 
     def _diagonal(self) -> Tensor:
         diagonal = SelectedKroneckerOperator(*self.factors)._diagonal() + self._added_diagonal()
@@ -70,18 +71,20 @@ class PenalizedGapsOperator(KroneckerFactorsOperator):
         return kernel + added * (row_index == col_index)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        if batch_indices:
-            return self._index_batch(batch_indices)._getitem(row_index, col_index)
-        return super()._getitem(row_index, col_index)
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return self._index_batch(batch_indices)
+        return super()._getitem(row_index, col_index, *batch_indices)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        return krylov_solve(self._detached_matmul, rhs, preconditioner, num_tridiag)
-
-    def _detached_matmul(self, rhs: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._matmul(rhs)
+        return krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
+        """As (P^-1, P, log|P|), at the sizes where upstream preconditions: its matrix roots are rotated by P."""
+        if self.num_cells < linear_operator.settings.min_preconditioning_size.value():
+            return None, None, None
         diagonal = self._added_diagonal().expand(*self.batch_shape, self.num_cells)
-        detached = diagonal.detach().unsqueeze(-1)
-        return lambda r: r / detached.to(r.dtype), DiagLinearOperator(diagonal), diagonal.log().sum(-1)
+        return self._solve_preconditioner(), DiagLinearOperator(diagonal), diagonal.log().sum(-1)
+
+    def _solve_preconditioner(self) -> Callable[[Tensor], Tensor]:
+        diagonal = self._added_diagonal().detach().unsqueeze(-1)
+        return lambda r: r / diagonal.to(r.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.solvers.memo import Memo
 
 
@@ -129,19 +130,6 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             return self + ConstantDiagLinearOperator(values, diag_shape=self.size(-1))
         return self + DiagLinearOperator(diag.expand(*self.batch_shape, self.size(-1)))
 
-    def _solve(
-        self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """``K_XX^-1 rhs`` without noise, by plain conjugate gradients; with noise, add a diagonal first."""
-        from gpytorch_gaps.operators._solve import solve_in_force, solve_with_lanczos
-        from gpytorch_gaps.solvers.system import GapSystem
-
-        zero = torch.zeros(1, dtype=self.dtype, device=self.device)
-        system = self.memo.get(
-            "noiseless", (*self.factors, self.row_index), lambda: GapSystem(self.factors, self.row_index, zero)
-        )
-        if num_tridiag:
-            return solve_with_lanczos(system, rhs, preconditioner, num_tridiag)
-        return solve_in_force(system, rhs, method="ignore")
-
-
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
+        """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
+        return krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)

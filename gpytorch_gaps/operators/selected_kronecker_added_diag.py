@@ -108,16 +108,16 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         if not num_tridiag:
             return solve_in_force(system, rhs, training=training)
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
-        solution, matrices = krylov_solve(self._wide_matmul, rhs, preconditioner, num_tridiag, training=True)
+        solution, matrices = krylov_solve(
+            self._wide_matmul(), rhs, preconditioner, num_tridiag, self.batch_shape, training=True
+        )
         system.probe_estimates = probe_estimates(matrices, self.size(-1))
         return solution, matrices
 
-    def _wide_matmul(self, rhs: Tensor) -> Tensor:
-        """The product in float64, whitened noise or not."""
-        kernel = self._linear_op
-        wide = [factor.detach().double() for factor in self.factors]
-        product = SelectedKroneckerOperator(*wide, row_index=kernel.row_index, col_index=kernel.row_index)._matmul(rhs)
-        return product + self._diag_tensor._diag.detach().double().unsqueeze(-1) * rhs
+    def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
+        """The product in float64."""
+        kernel, diagonal = self._linear_op._wide(), self._diag_tensor._diag.detach().double().unsqueeze(-1)
+        return lambda x: kernel._matmul(x) + diagonal * x
 
     def _solve_preconditioner(self) -> None:
         """The method in force sets up its own."""
