@@ -25,8 +25,8 @@ class SolveReport:
 
     `residual` is ``||(K_XX + s2 I) a_X - y_X|| / ||y_X||`` per column, of shape ``(*batch, columns)``, computed in
     float64 from the float64 solution; a float32 system is then rounded. `iterations` counts conjugate-gradient
-    iterations, i.e. products with the system being solved, over all refinement passes; `flops` counts Kronecker products,
-    preconditioner and its set-up when this solve paid for it.
+    iterations, i.e. products with the system being solved, over all refinement passes; `flops` counts Kronecker
+    products, preconditioner and its set-up when this solve paid for it.
     """
 
     method: str
@@ -57,7 +57,7 @@ class SolveReport:
 
 @dataclass(frozen=True)
 class LogdetReport:
-    """One log-determinant: `standard_error` is zero on exact paths, None where it cannot be stated (Nystrom is biased)."""
+    """One log-determinant. `standard_error` is zero on exact paths, None for Nystrom, which is biased."""
 
     method: str
     value: Tensor

@@ -8,8 +8,7 @@ looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over
 from typing import Any
 
 import linear_operator
-
-_value_context = linear_operator.settings._value_context
+from linear_operator.settings import _value_context
 
 
 class _Choice(_value_context):

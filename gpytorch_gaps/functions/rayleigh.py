@@ -1,8 +1,8 @@
 """Eigenvalues that may be differentiated although their eigenvectors may not.
 
-``d lambda = q' (dK) q`` holds for simple and repeated eigenvalues alike (any orthonormal basis of the eigenspace serves for
-symmetric functions of them), while ``dq`` divides by eigenvalue differences. So eigenvalues enter autograd as Rayleigh
-quotients with frozen eigenvectors: their value and first derivative are exact.
+``d lambda = q' (dK) q`` holds for simple and repeated eigenvalues alike (any orthonormal basis of the eigenspace
+serves for symmetric functions of them), while ``dq`` divides by eigenvalue differences. So eigenvalues enter autograd
+as Rayleigh quotients with frozen eigenvectors: their value and first derivative are exact.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,4 @@ from torch import Tensor
 
 def frozen_eigenvalues(factors: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
     """``q' K q`` for every eigenvector of every factor, float64. shape: (*batch, m_i, m_i) -> (*batch, r_i)"""
-    return [
-        (q.detach() * (factor.double() @ q.detach())).sum(-2) for factor, q in zip(factors, vectors, strict=True)
-    ]
+    return [(q.detach() * (factor.double() @ q.detach())).sum(-2) for factor, q in zip(factors, vectors, strict=True)]

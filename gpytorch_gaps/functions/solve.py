@@ -1,7 +1,8 @@
 """``A^-1 rhs`` with the implicit gradient, for an operator that owns its solve.
 
-``x = A^-1 b``: with ``u = A^-1 g`` for an incoming gradient g, the gradient is u for b and that of ``-u' A x`` for A. Like
-linear_operator's Solve, but the operator's own `_solve` decides on the method, also for small matrices. The operator and the right-hand sides have the same batch shape: callers expand both.
+``x = A^-1 b``: with ``u = A^-1 g`` for an incoming gradient g, the gradient is u for b and that of ``-u' A x`` for A.
+Like linear_operator's Solve, but the operator's own `_solve` decides on the method, also for small matrices. The
+operator and the right-hand sides have the same batch shape: callers expand both.
 """
 
 from typing import Any
@@ -34,7 +35,10 @@ class OwnSolve(Function):
 
 
 class OwnInvQuad(Function):
-    """``diag(B' A^-1 B)`` in one solve: with ``X = A^-1 B``, the gradient is ``2 X g`` for B and that of ``-X' A X g`` for A."""
+    """``diag(B' A^-1 B)`` in one solve.
+
+    For ``X = A^-1 B`` and an incoming gradient g, the gradient is ``2 X g`` for B and that of ``-X' A X g`` for A.
+    """
 
     @staticmethod
     def forward(ctx: Any, representation_tree: Any, rhs: Tensor, *matrix_args: Tensor) -> Tensor:

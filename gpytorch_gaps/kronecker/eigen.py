@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul
+from gpytorch_gaps.kronecker.selection import product_at
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,7 @@ def leading_products(values: Sequence[Tensor], count: int, largest: bool = True)
         keep = torch.topk(candidates, min(count, len(candidates))).indices
         score = order * candidates[keep]
         positions = torch.cat([positions[:, left[keep]], axis_position[right[keep]].unsqueeze(0)])
-    selected = values[0][..., positions[0]]
-    for value, position in zip(values[1:], positions[1:], strict=True):
-        selected = selected * value[..., position]
-    return selected, positions
+    return product_at(values, positions), positions
 
 
 def _batch_ranking(value: Tensor) -> Tensor:

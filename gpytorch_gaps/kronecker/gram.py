@@ -6,6 +6,7 @@ so all of them are read off one rectangular Kronecker product of the mask with t
 ``B_i[(a_i, b_i), x_i] = Q_i[x_i, a_i] Q_i[x_i, b_i]``. Nothing of size N x p is formed, unless that is cheaper.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,20 +29,23 @@ def masked_gram(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -
     used = [torch.unique(axis, return_inverse=True) for axis in positions]
     vectors = [q[..., columns] for q, (columns, _) in zip(vectors, used, strict=True)]
     positions = torch.stack([local for _, local in used])
-    if gram_flops(vectors, positions.size(-1))[0] <= gram_flops(vectors, positions.size(-1))[1]:
+    by_axis, by_columns = gram_flops(vectors, positions.size(-1))
+    if by_axis <= by_columns:
         return _gram_by_axis(vectors, positions, weights)
     return _gram_by_columns(vectors, positions, weights)
 
 
 def gram_flops(vectors: Sequence[Tensor], rank: int) -> tuple[float, float]:
     """FLOPs of the contraction axis by axis, and of forming the columns in chunks and multiplying."""
-    pairs = [(q.size(-1) * (q.size(-1) + 1) // 2, q.size(-2)) for q in vectors]
-    cells = 1.0
-    for q in vectors:
-        cells *= q.size(-2)
-    by_axis = kron_matmul_flops(pairs, 1)
+    return pair_flops([(q.size(-2), q.size(-1)) for q in vectors], rank)
+
+
+def pair_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, float]:
+    """The same from the shapes (m_i, columns in use) of the eigenvectors."""
+    by_axis = kron_matmul_flops([(columns * (columns + 1) // 2, size) for size, columns in shapes], 1)
+    cells = math.prod(size for size, _ in shapes)
     # the table of pair products is gathered into p^2 entries; a gather costs far more than a flop
-    return by_axis + 20.0 * rank * rank, cells * rank * (rank + len(vectors))
+    return by_axis + 20.0 * rank * rank, float(cells) * rank * (rank + len(shapes))
 
 
 def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:

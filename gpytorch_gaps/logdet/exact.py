@@ -1,11 +1,13 @@
 """``log|A_XX|`` exactly, from whichever side is smaller.
 
-From the data: Cholesky of the N x N matrix. From the gaps, with ``A = K + s2 I`` on the whole grid, by the block identity
+From the data: Cholesky of the N x N matrix. From the gaps, with ``A = K + s2 I`` on the whole grid, by the block
+identity
 
     log|A_XX| = log|A| + log|V A^-1 V'|
 
-whose first term is a sum over eigenvalues and whose second is L x L. Gradients are exact and pass through no eigenvector: the
-eigenvalues enter as Rayleigh quotients, and ``d log|S| = tr(S^-1 dS)`` with ``dS = -V A^-1 dA A^-1 V'``.
+whose first term is a sum over eigenvalues and whose second is L x L. Gradients are exact and pass through no
+eigenvector: the eigenvalues enter as Rayleigh quotients, and ``d log|S| = tr(S^-1 dS)`` with ``dS = -V A^-1 dA A^-1
+V'``.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from torch.autograd import Function
 from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.products import kron_diagonal
-from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.kronecker.selection import kron_block, select_cells, spread_cells
 from gpytorch_gaps.solvers.system import GapSystem
 
 _CHUNK_NUMBERS = 2**23
@@ -30,10 +32,7 @@ def data_side_logdet(factors: Sequence[Tensor], train_index: Tensor, noise: Tens
 
     :param noise: shape (*batch, 1) or (*batch, N).
     """
-    shape = tuple(factor.size(-1) for factor in factors)
-    matrix = torch.ones((), dtype=torch.float64, device=train_index.device)
-    for factor, cell in zip(factors, unravel(train_index, shape), strict=True):
-        matrix = matrix * factor.double()[..., cell.unsqueeze(-1), cell]
+    matrix = kron_block([factor.double() for factor in factors], train_index, train_index)
     diagonal = noise.double().expand(*noise.shape[:-1], len(train_index))
     cholesky = psd_safe_cholesky(matrix + torch.diag_embed(diagonal))
     return 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -79,8 +78,8 @@ class _GapBlockLogdet(Function):
         noise_grad = torch.zeros_like(noise)
         for part in inverse_root.split(_columns_at_once(system), dim=-1):
             columns = system.shifted_solve(spread_cells(part, system.gap_index, system.num_cells))
-            for total, grad in zip(factor_grads, kron_bilinear_gradient(factors, weight * columns, columns), strict=True):
-                total -= grad
+            grads = kron_bilinear_gradient(factors, weight * columns, columns)
+            factor_grads = [total - grad for total, grad in zip(factor_grads, grads, strict=True)]
             noise_grad -= (weight * columns.square()).sum((-2, -1)).unsqueeze(-1).sum_to_size(noise.shape)
         return None, noise_grad, *factor_grads
 

@@ -15,7 +15,10 @@ from gpytorch_gaps.solvers.system import GapSystem
 def nystrom_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
     """Constant noise only. Differentiable in factors and noise. shape: batch"""
     if not system.constant_noise:
-        raise ValueError("logdet_method: 'nystrom' needs noise that is constant or a product over axes; use 'stochastic'")
+        raise ValueError(
+            "logdet_method: got 'nystrom' with one noise per point, expected constant noise, or a product over axes; "
+            "use 'stochastic'"
+        )
     eigenvalues = frozen_eigenvalues(factors, system.eigen().vectors)
     products = kron_diagonal([values.clamp_min(0.0) for values in eigenvalues])
     largest = products.topk(min(system.num_train, system.num_cells), dim=-1).values

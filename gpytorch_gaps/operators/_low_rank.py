@@ -1,8 +1,8 @@
 """A low-rank preconditioner as the LinearOperator that GPyTorch draws probes from and differentiates."""
 
+import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator, RootLinearOperator
 from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperator
-import torch
 from torch import Tensor
 
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -12,7 +12,7 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 def low_rank_operator(
     preconditioner: LowRankPreconditioner, coefficients: Tensor, diagonal: DiagLinearOperator, dtype: torch.dtype
 ) -> LinearOperator:
-    """``F C F' + D``: the root ``F C^(1/2)`` is a rectangular selected Kronecker product, so nothing N x p is stored."""
+    """``F C F' + D``. The root ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored."""
     vectors = [q.to(dtype) for q in preconditioner.vectors]
     basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
     floor = torch.finfo(coefficients.dtype).tiny ** 0.5  # a root at zero has no derivative

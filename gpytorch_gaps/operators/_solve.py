@@ -41,7 +41,8 @@ def krylov_solve(
 ) -> Any:
     """Plain conjugate gradients on any matrix, checked on the true residual; what upstream expects of ``_solve``.
 
-    :return: the solution; with `num_tridiag` also the Lanczos matrices of the first columns, (num_tridiag, *batch, k, k).
+    :return: the solution; with `num_tridiag` also the Lanczos matrices of the first columns, (num_tridiag, *batch, k,
+        k).
     """
     wide = rhs.double().expand(*torch.broadcast_shapes(batch_shape, rhs.shape[:-2]), *rhs.shape[-2:])
     tolerance = settings.tolerance_in_force(training)

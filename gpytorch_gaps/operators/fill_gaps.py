@@ -22,8 +22,8 @@ from gpytorch_gaps.solvers.memo import Memo
 class FillGapsOperator(KroneckerFactorsOperator):
     """``V (K + s2 I)^-1 V'`` for a Kronecker product K, in two Kronecker products.
 
-    Implements: the left-hand side of eqn:FG. With ``settings.preconditioner_rank(p)`` its solves and log-determinants are
-    preconditioned by eqn:FG_precon; without, not at all, as the paper recommends.
+    Implements: the left-hand side of eqn:FG. With ``settings.preconditioner_rank(p)`` its solves and log-determinants
+    are preconditioned by eqn:FG_precon; without, not at all, as the paper recommends.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
     :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).

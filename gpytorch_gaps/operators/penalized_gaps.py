@@ -19,7 +19,8 @@ from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 class PenalizedGapsOperator(KroneckerFactorsOperator):
     """``K + gamma R + s2 I`` with ``R_ZZ = I`` on the gaps and zero elsewhere, of size M.
 
-    Implements: eqn:penalty, preconditioned by ``(gamma R + s2 I)^-1`` as sec:PG suggests. (The paper prints ``R_XX = I``.)
+    Implements: eqn:penalty, preconditioned by ``(gamma R + s2 I)^-1`` as sec:PG suggests. The paper prints
+    ``R_XX = I``, but the penalty belongs on the gaps.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
     :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).

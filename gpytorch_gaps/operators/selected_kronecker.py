@@ -9,7 +9,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.solvers.memo import Memo
@@ -18,8 +18,8 @@ from gpytorch_gaps.solvers.memo import Memo
 class SelectedKroneckerOperator(KroneckerFactorsOperator):
     """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
 
-    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of thm:IG; with others, a cross-covariance. Adding
-    a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which knows how to solve.
+    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of thm:IG; with others, a
+    cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which knows how to solve.
 
     :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
@@ -74,18 +74,14 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         """An entry is a product of one entry of each factor."""
         rows = unravel(self.row_index[row_index], self.row_shape)
         cols = unravel(self.col_index[col_index], self.col_shape)
-        batch = self.batch_shape
-        value = torch.ones((), dtype=self.dtype, device=self.device)
-        for factor, row, col in zip(self.factors, rows, cols, strict=True):
-            value = value * factor.expand(*batch, *factor.shape[-2:])[(*batch_indices, row, col)]
+        value = self.factors[0].new_ones(())
+        for factor, row, col in zip(self._expanded().factors, rows, cols, strict=True):
+            value = value * factor[(*batch_indices, row, col)]
         return value
 
     def _diagonal(self) -> Tensor:
         rows, cols = unravel(self.row_index, self.row_shape), unravel(self.col_index, self.col_shape)
-        value = torch.ones((), dtype=self.dtype, device=self.device)
-        for factor, row, col in zip(self.factors, rows, cols, strict=True):
-            value = value * factor[..., row, col]
-        return value.expand(*self.batch_shape, len(self.row_index))
+        return kron_entries(self.factors, rows, cols).expand(*self.batch_shape, len(self.row_index))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """A part of a selection is a selection."""
@@ -99,13 +95,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         return SelectedKroneckerOperator(*part.factors, row_index=rows, col_index=cols)
 
     def to_dense(self) -> Tensor:
-        rows = torch.arange(len(self.row_index), device=self.device)
-        cols = torch.arange(len(self.col_index), device=self.device)
-        value = torch.ones((), dtype=self.dtype, device=self.device)
-        row_cells, col_cells = unravel(self.row_index[rows], self.row_shape), unravel(self.col_index[cols], self.col_shape)
-        for factor, row, col in zip(self.factors, row_cells, col_cells, strict=True):
-            value = value * factor[..., row.unsqueeze(-1), col]
-        return value.expand(self.shape)
+        return kron_block(self.factors, self.row_index, self.col_index).expand(self.shape)
 
     def _mul_constant(self, other: float | Tensor) -> "SelectedKroneckerOperator":
         """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""

@@ -1,4 +1,4 @@
-"""``W K W' + D``: the covariance of the observations, which chooses how to solve and how to take its log-determinant."""
+"""``W K W' + D``: the covariance of the observations, which owns its solves and its log-determinant."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
+from gpytorch_gaps.kronecker.selection import product_at, unravel
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import standard_error
@@ -28,14 +29,15 @@ from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
 from gpytorch_gaps.reports import LogdetReport, report_logdet
 from gpytorch_gaps.solvers.choose import best_rank
-from gpytorch_gaps.solvers.system import GapSystem, product_at, whiten
+from gpytorch_gaps.solvers.system import GapSystem, whiten
 
 
 class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
     """``W (K_1 (x) ... (x) K_d) W' + D``, as GPyTorch's likelihoods build it.
 
     Owns its solve (``settings.gap_method``), its preconditioner (eqn:IG_precon) and its log-determinant
-    (``settings.logdet_method``). The noise may be constant, a product over axes, or any diagonal; the first two allow fill-gaps.
+    (``settings.logdet_method``). The noise may be constant, a product over axes, or any diagonal; the first two allow
+    fill-gaps.
 
     :param linear_ops: a :class:`SelectedKroneckerOperator` with the same rows and columns, and a diagonal operator.
     """
@@ -46,6 +48,12 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
             raise ValueError(
                 "SelectedKroneckerAddedDiagOperator: linear_ops: got "
                 f"{type(self._linear_op).__name__}, expected a SelectedKroneckerOperator and a diagonal"
+            )
+        kernel, noise = self._linear_op, self._diag_tensor
+        if noise.dtype != kernel.dtype or noise.device != kernel.device:
+            raise ValueError(
+                f"SelectedKroneckerAddedDiagOperator: the diagonal is {noise.dtype} on {noise.device}, "
+                f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
             )
 
     # -- staying what it is ------------------------------------------------------------------------------------------
@@ -101,9 +109,7 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         diag = self._diag_tensor
         return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
 
-    def _solve(
-        self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0, training: bool = False
-    ) -> Any:
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0, training: bool = False) -> Any:
         system = self._system()
         if not num_tridiag:
             return solve_in_force(system, rhs, training=training)
@@ -201,7 +207,7 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         kernel = SelectedKroneckerOperator(*factors, row_index=self.train_index, col_index=self.train_index)
         unit = torch.ones(*self.batch_shape, 1, dtype=self.dtype, device=self.device)
         operator = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
-        return operator, product_at(roots, self.train_index, tuple(root.size(-1) for root in roots))
+        return operator, product_at(roots, unravel(self.train_index, tuple(root.size(-1) for root in roots)))
 
     def _logdet_path(self) -> tuple[str, str]:
         """The method, and the side of the block identity it works on."""
@@ -224,7 +230,8 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
             return False
         if not len(system.gap_index):
             return True
-        plan = best_rank(system, linear_operator.settings.num_trace_samples.value() + 1, settings.tolerance_in_force(True))
+        columns = linear_operator.settings.num_trace_samples.value() + 1
+        plan = best_rank(system, columns, settings.tolerance_in_force(training=True))
         return not plan.rank or system.eigenvalue_after(plan.rank) > float(system.noise.min())
 
     def _own_logdet(self, method: str, side: str) -> Tensor:
@@ -234,10 +241,10 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         if method == "nystrom":
             value, error = nystrom_logdet(system, self.factors, noise), None
         elif method == "exact":
-            on_gaps = side == "gaps"
-            value = gap_side_logdet(system, self.factors, noise) if on_gaps else data_side_logdet(
-                self.factors, self.train_index, noise
-            )
+            if side == "gaps":
+                value = gap_side_logdet(system, self.factors, noise)
+            else:
+                value = data_side_logdet(self.factors, self.train_index, noise)
         else:
             value, error, probes = self._gap_side_stochastic(system, noise)
         report_logdet(LogdetReport(method, value.detach(), error, probes, reason=f"{side} side"))
@@ -259,6 +266,7 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
             quad, value = super().inv_quad_logdet(rhs, True, reduce_inv_quad)
         estimates = self._system().probe_estimates
+        assert estimates is not None  # set by _solve, which the estimator above called
         report_logdet(
             LogdetReport("stochastic", value.detach(), standard_error(estimates), estimates.size(0), "data side")
         )

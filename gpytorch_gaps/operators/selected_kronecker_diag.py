@@ -6,15 +6,17 @@ import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator, TriangularLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.solvers.system import product_at
+from gpytorch_gaps.kronecker.selection import product_at, unravel
 
 
 class SelectedKroneckerDiagOperator(DiagLinearOperator):
     """The diagonal matrix of a product of axis vectors at the cells `index`.
 
-    Added to a :class:`SelectedKroneckerOperator`, it whitens into the factors, so that fill-gaps applies as for constant noise.
+    Added to a :class:`SelectedKroneckerOperator`, it whitens into the factors, so that fill-gaps applies as for
+    constant noise.
 
-    :param axis_noise: one positive vector an axis (ones where the noise does not depend on it), shape (*batch, m_i) each.
+    :param axis_noise: one positive vector an axis (ones where the noise does not depend on it), shape (*batch, m_i)
+        each.
     :param index: flat cells, last axis fastest, shape (N,).
     """
 
@@ -24,9 +26,9 @@ class SelectedKroneckerDiagOperator(DiagLinearOperator):
         self.axis_noise, self.index = axis_noise, index
 
     @property
-    def _diag(self) -> Tensor:  # type: ignore[override]
+    def _diag(self) -> Tensor:
         shape = tuple(axis.size(-1) for axis in self.axis_noise)
-        return product_at(self.axis_noise, self.index, shape)
+        return product_at(self.axis_noise, unravel(self.index, shape))
 
     def _size(self) -> torch.Size:
         batch = torch.broadcast_shapes(*(axis.shape[:-1] for axis in self.axis_noise))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.gram import gram_flops, masked_gram
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
-from gpytorch_gaps.kronecker.selection import ravel, select_cells, spread_cells
+from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells
 
 
 class LowRankPreconditioner:
@@ -52,7 +52,7 @@ class LowRankPreconditioner:
         self.unit_gram = self._gram(torch.ones_like(self.diagonal)) if self.constant else None
         core = self._core(self.coefficients, self.diagonal)
         self._cholesky = psd_safe_cholesky(core)
-        shapes = [tuple(q.shape[-2:]) for q in self.vectors]
+        shapes = [(q.size(-2), q.size(-1)) for q in self.vectors]
         self.flops = 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * self.rank**2
         self.setup_flops = min(gram_flops(self.vectors, self.rank)) + self.rank**3 / 3.0
 
@@ -61,11 +61,8 @@ class LowRankPreconditioner:
         return self.diagonal.size(-1) == 1
 
     def product_of(self, eigenvalues: Sequence[Tensor]) -> Tensor:
-        """The products that make up the p coefficients, from the eigenvalues of the columns in use. shape: (*batch, p)"""
-        value = eigenvalues[0].new_ones(())
-        for values, local in zip(eigenvalues, self._local, strict=True):
-            value = value * values[..., local]
-        return value
+        """The p products of eigenvalues, from those of the columns in use on each axis. shape: (*batch, p)"""
+        return product_at(eigenvalues, self._local)
 
     def _gram(self, diagonal: Tensor) -> Tensor:
         """``F' D^-1 F``, differentiable in D."""

@@ -1,28 +1,33 @@
-"""Which formulation to use: the one that should cost the fewest FLOPs, with the next one in reserve.
+"""Which formulation to use: the one that should cost the fewest FLOPs, with the next ones in reserve.
 
 - dense Cholesky where the observations, or the gaps, are few;
 - ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by
   ``1 + lambda_{p+1} / s2``, so the iterations of every p, and the best p, are known before anything is solved;
-- fill-gaps: its conditioning depends on the shape of the gaps, which is not known beforehand. Scattered gaps need about
-  ``1 / (1 - gappiness)`` as many iterations as few gaps; clouds may need hundreds. So it is given no more than the cost of
-  the alternative before that takes over from its iterate: the total is at most twice the better of the two.
+- fill-gaps: its conditioning depends on the shape of the gaps, which is not known beforehand. For scattered gaps it
+  is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of
+  the prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2``
+  is the edge of the Jacobi ensemble. Gaps shaped like clouds may need hundreds of iterations. So it is given no more
+  than the cost of the alternative, which then takes over from its iterate: the total is at most twice the better of
+  the two.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from gpytorch_gaps.kronecker.eigen import leading_products
+from gpytorch_gaps.kronecker.gram import pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
 _RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
+_DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `max_cholesky` rows
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A formulation, its parameters, what it may cost (iterations) and is thought to cost (FLOPs)."""
+    """A formulation, its parameters, the iterations it may take, and the FLOPs it is thought to need."""
 
     method: str
     rank: int = 0
@@ -37,39 +42,49 @@ def choose_plans(
 ) -> list[Plan]:
     """The plans to try, best first; each takes over from the iterate of the one before."""
     rows, gaps = system.num_train, system.num_cells - system.num_train
-    low_rank = best_rank(system, num_rhs, tolerance)
-    ignore = Plan("ignore", low_rank.rank, "", max_iterations, low_rank.flops, low_rank.reason)
+    dense = Plan("cholesky", direct="data", flops=rows**3 / 3.0, reason=f"only {rows} observations")
     if rows <= max_cholesky:
-        return [Plan("cholesky", direct="data", reason=f"only {rows} observations"), ignore]
+        return [dense]
+    reliable = [replace(best_rank(system, num_rhs, tolerance), budget=max_iterations)]
+    if rows <= _DENSE_REACH * max_cholesky:
+        reliable.append(dense)
+    reliable.sort(key=lambda plan: plan.flops)
     if not system.fillable:
-        return [ignore]
-    fill = _fill_plan(system, num_rhs, max_iterations)
-    if gaps <= max_cholesky and gaps**3 / 3.0 + 2.0 * gaps * system.product_flops < min(fill.flops, ignore.flops):
-        return [Plan("cholesky", direct="gaps", reason=f"only {gaps} gaps"), *_in_order(ignore, fill, max_iterations)]
-    return _in_order(ignore, fill, max_iterations)
+        return reliable
+    fill = _fill_plan(system, num_rhs, tolerance, max_iterations)
+    if gaps <= _DENSE_REACH * max_cholesky:
+        cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.product_flops
+        by_gaps = Plan("cholesky", direct="gaps", flops=cost, reason=f"only {gaps} gaps")
+        if cost < min(fill.flops, reliable[0].flops):
+            return [by_gaps, *reliable]
+    if reliable[0].flops <= fill.flops:
+        return [*reliable, replace(fill, budget=max_iterations)]
+    # as many iterations as the alternative would cost, and at least what scattered gaps should need
+    affordable = reliable[0].flops / (fill.flops / fill.budget)
+    budget = max_iterations if math.isinf(affordable) else min(max_iterations, max(fill.budget, int(affordable)))
+    return [replace(fill, budget=budget), *reliable]
 
 
-def _in_order(ignore: Plan, fill: Plan, max_iterations: int) -> list[Plan]:
-    if ignore.flops <= fill.flops:
-        return [ignore, fill]
-    per_iteration = fill.flops / fill.budget
-    affordable = min(max_iterations, max(fill.budget, int(ignore.flops / per_iteration) if ignore.flops < math.inf else max_iterations))
-    first = Plan("fill", budget=affordable, flops=fill.flops, reason=fill.reason)
-    return [first, ignore]
-
-
-def _fill_plan(system: GapSystem, num_rhs: int, max_iterations: int) -> Plan:
-    gappiness = 1.0 - system.num_train / system.num_cells
-    expected = min(max_iterations, math.ceil(12 + 12 / (1.0 - gappiness)))
-    cost = expected * 2.2 * system.product_flops * num_rhs
-    return Plan("fill", budget=expected, flops=cost, reason=f"{gappiness:.0%} gaps, about {expected} iterations if scattered")
+def _fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int) -> Plan:
+    products, noise = system.eigen().products, system.noise
+    beta = 1.0 - system.num_train / system.num_cells
+    # the worst of the batch
+    alpha = float((products / (products + noise)).mean(-1).max())
+    spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())
+    edge = (math.sqrt(alpha * (1 - beta)) + math.sqrt(beta * (1 - alpha))) ** 2 if alpha + beta < 1 else 1.0
+    condition = min(spread, 1.0 / max(1.0 - edge, 1e-300))
+    # the original residual is the fill-gaps one amplified by up to `spread`; its root is what is seen
+    needed = 1.3 * expected_iterations(condition, tolerance / math.sqrt(spread))
+    expected = max(1, math.ceil(min(max_iterations, needed)))
+    reason = f"about {expected} iterations if the gaps are scattered"
+    return Plan("fill", budget=expected, flops=needed * 2.2 * system.product_flops * num_rhs, reason=reason)
 
 
 def expected_iterations(condition: float, tolerance: float) -> float:
     """Conjugate gradients contract by ``(sqrt(k) - 1) / (sqrt(k) + 1)`` an iteration."""
     if condition <= 1.0:
         return 1.0
-    if condition == math.inf:
+    if math.isinf(condition):
         return math.inf
     root = math.sqrt(condition)
     return 1.0 + math.ceil(math.log(2.0 / tolerance) / math.log((root + 1.0) / (root - 1.0)))
@@ -77,36 +92,22 @@ def expected_iterations(condition: float, tolerance: float) -> float:
 
 def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     """The rank at which preconditioned ignore-gaps should cost least, set-up included. 0: no preconditioner."""
-    floor = float(system.noise.min())
+    noise = float(system.noise.min())
     limit = min(system.num_train, system.num_cells, _RANKS[-1])
     values, positions = leading_products(system.eigen().values, limit + 1)
     values = values.reshape(-1, values.size(-1)).max(0).values
-    best = Plan("ignore", 0, flops=_ignore_flops(system, num_rhs, 0, float(values[0]), floor, tolerance))
-    for rank in [rank for rank in _RANKS if rank <= limit] or [limit]:
+    plans = []
+    for rank in (0, *(rank for rank in _RANKS if rank < limit), limit):
         # with every eigenvalue taken, only rounding is left
         left = float(values[rank]) if rank < len(values) else 0.0
-        used = [len(torch.unique(axis[:rank])) for axis in positions]
-        setup = _setup_flops(system, used, rank)
-        per_application = 2.0 * kron_matmul_flops(list(zip(system.shape, used, strict=True)), 1) + 2.0 * rank**2
-        flops = setup + _ignore_flops(system, num_rhs, per_application, left, floor, tolerance)
-        if flops < best.flops:
-            best = Plan("ignore", rank, flops=flops)
-    if not best.rank:
-        return best
-    left = float(values[best.rank]) if best.rank < len(values) else 0.0
-    reason = f"rank {best.rank} leaves eigenvalues of {left / floor if floor else math.inf:.1e} noise"
-    return Plan("ignore", best.rank, flops=best.flops, reason=reason)
-
-
-def _ignore_flops(
-    system: GapSystem, num_rhs: int, preconditioner: float, left: float, noise: float, tolerance: float
-) -> float:
-    condition = 1.0 + left / noise if noise > 0 else math.inf
-    return expected_iterations(condition, tolerance) * num_rhs * (system.product_flops + preconditioner)
-
-
-def _setup_flops(system: GapSystem, used: list[int], rank: int) -> float:
-    pairs = [(u * (u + 1) // 2, m) for u, m in zip(used, system.shape, strict=True)]
-    by_axis = kron_matmul_flops(pairs, 1) + 20.0 * rank**2
-    by_columns = float(system.num_cells) * rank * (rank + len(used))
-    return min(by_axis, by_columns) + rank**3 / 3.0
+        condition = 1.0 + left / noise if noise > 0 else math.inf
+        setup, application = 0.0, 0.0
+        if rank:
+            used = [len(torch.unique(axis[:rank])) for axis in positions]
+            shapes = list(zip(system.shape, used, strict=True))
+            setup = min(pair_flops(shapes, rank)) + rank**3 / 3.0
+            application = 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * rank**2
+        cost = setup + expected_iterations(condition, tolerance) * num_rhs * (system.product_flops + application)
+        reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
+        plans.append(Plan("ignore", rank, flops=cost, reason=reason))
+    return min(plans, key=lambda plan: plan.flops)

@@ -110,7 +110,8 @@ def conjugate_gradients(
 def _tridiagonal(listener: _Listener) -> Tensor:
     """``T[k, k] = 1/alpha_k + beta_{k-1}/alpha_{k-1}``, ``T[k, k-1] = sqrt(beta_{k-1}) / alpha_{k-1}``.
 
-    A column that converged early has steps of zero: its matrix goes on as the identity, decoupled, and carries no weight.
+    A column that converged early has steps of zero: its matrix goes on as the identity, decoupled, and carries no
+    weight.
     """
     steps = torch.stack(listener.steps, -1)  # shape: (*batch, C, k)
     ratios = torch.stack(listener.ratios[: steps.size(-1) - 1], -1) if steps.size(-1) > 1 else steps[..., :0]

@@ -2,9 +2,9 @@
 
 ``V A^-1 V' y_Z = -V A^-1 W' y_X`` with ``A = K + s2 I``, then ``a = A^-1 y`` and ``a_Z = 0``.
 
-The residual that fill-gaps iterates on is not the model's: ``(K_XX + s2 I) a_X - y_X = -K_XZ r_Z`` amplifies it by up to
-``|K| / s2``. So its own residual ``r_Z = -V A^-1 (W' y_X + V' y_Z)`` is refined in float64, and the iteration stops on the
-original one.
+The residual that fill-gaps iterates on is not the model's: ``(K_XX + s2 I) a_X - y_X = -K_XZ r_Z`` amplifies it by up
+to ``|K| / s2``. So its own residual ``r_Z = -V A^-1 (W' y_X + V' y_Z)`` is refined in float64, and the iteration
+stops on the original one.
 """
 
 import torch
@@ -25,14 +25,8 @@ class Fill:
     decomposition of the L x L matrix. Cost an iteration: two Kronecker products, whatever N and L.
     """
 
-    def __init__(
-        self, system: GapSystem, rhs: Tensor, tolerance: float, rank: int = 0, direct: bool = False
-    ) -> None:
-        if not system.fillable:
-            raise ValueError(
-                "gap_method: 'fill' needs noise that is constant or a product over axes, and no cell observed twice; "
-                "use 'ignore' for any other noise"
-            )
+    def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float, rank: int = 0, direct: bool = False) -> None:
+        system.require_fillable("fill")
         self.system, self.rhs, self.tolerance = system, rhs, tolerance
         self.flops = 0.0
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)

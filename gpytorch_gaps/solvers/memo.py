@@ -1,8 +1,8 @@
 """Remembers what was worked out from tensors, for as long as these tensors hold the same data.
 
 GPyTorch rebuilds an operator from its tensors in every autograd Function, so an operator's caches must ride along as an
-argument. An entry is found by the memory, layout and version of its tensors, and keeps them alive, so that memory cannot be
-reused for other data, nor changed in place, without the entry missing.
+argument. An entry is found by the memory, layout and version of its tensors, and keeps them alive, so that memory
+cannot be reused for other data, nor changed in place, without the entry missing.
 """
 
 from collections import OrderedDict

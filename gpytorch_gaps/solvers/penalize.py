@@ -1,7 +1,8 @@
 """sec:PG, penalize the gaps: ``(K + gamma R + s2 I) a = y`` on the whole grid, ``R_ZZ = I`` and zero elsewhere.
 
-The baseline the paper compares with. (The paper prints ``R_XX = I``; the penalty belongs on the gaps.) Its solution leaves
-``-K_XZ a_Z`` as the residual of the original system, which vanishes as gamma grows; it is reported like any other.
+The baseline the paper compares with. (The paper prints ``R_XX = I``; the penalty belongs on the gaps.) Its solution
+leaves ``-K_XZ a_Z`` as the residual of the original system, which vanishes as gamma grows; it is reported like any
+other.
 """
 
 import torch
@@ -16,16 +17,12 @@ from gpytorch_gaps.solvers.system import GapSystem
 class Penalize:
     """The penalty formulation, with the preconditioner ``(gamma R + s2 I)^-1`` of sec:PG.
 
-    Implements: eqn:penalty. Cost an iteration: one Kronecker product on M cells. No refinement makes it more accurate than
-    its penalty; `penalty` None takes ``10 |K| / tolerance``, at which the penalty costs no accuracy asked for.
+    Implements: eqn:penalty. Cost an iteration: one Kronecker product on M cells. No refinement makes it more accurate
+    than its penalty; `penalty` None takes ``10 |K| / tolerance``, at which the penalty costs no accuracy asked for.
     """
 
     def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float, penalty: float | None = None) -> None:
-        if not system.fillable:
-            raise ValueError(
-                "gap_method: 'penalize' needs noise that is constant or a product over axes, and no cell observed twice; "
-                "use 'ignore' for any other noise"
-            )
+        system.require_fillable("penalize")
         self.system, self.rhs, self.tolerance = system, rhs, tolerance
         self.flops = 0.0
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
@@ -56,7 +53,8 @@ class Penalize:
 
     def original(self, residual: Tensor) -> Tensor:
         """The observed rows of its own residual; what the penalty leaves behind is added in `finish`."""
-        return self.system.relative_residual(select_cells(residual, self.system.train_index), self.rhs.to(residual.dtype))
+        observed = select_cells(residual, self.system.train_index)
+        return self.system.relative_residual(observed, self.rhs.to(residual.dtype))
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         floor = 10 * torch.finfo(dtype).eps

@@ -1,8 +1,8 @@
 """Iterative refinement on the residual that matters.
 
-A formulation of the system (ignore, fill, penalize) knows three things: its own residual, computed afresh in float64; what
-that means for the original system; and how to correct an iterate, in whatever precision. The loop corrects until every
-column of the *original* system meets the tolerance, and keeps the best iterate of every column:
+A formulation of the system (ignore, fill, penalize) knows three things: its own residual, computed afresh in float64;
+what that means for the original system; and how to correct an iterate, in whatever precision. The loop corrects until
+every column of the *original* system meets the tolerance, and keeps the best iterate of every column:
 
     r = residual(x);   stop if original(r) <= tolerance;   x += correct(r)
 

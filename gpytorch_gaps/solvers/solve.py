@@ -1,6 +1,5 @@
 """Solves a :class:`GapSystem` by a named method or the cheapest, and reports the residual of the original system."""
 
-import math
 import time
 
 import torch
@@ -36,7 +35,8 @@ def solve_system(
 ) -> tuple[Tensor, SolveReport]:
     """``a`` with ``(W K W' + D) a = rhs``, to a relative residual of `tolerance` in every column.
 
-    float32 systems are iterated in float32 and refined in float64; where float32 cannot contract, in float64 altogether.
+    float32 systems are iterated in float32 and refined in float64; where float32 cannot contract, in float64
+    altogether.
 
     :param rhs: shape (*batch, N, C).
     :param guess: of ``a``, to start from. shape (*batch, N, C).
@@ -54,35 +54,37 @@ def solve_system(
         plans = choose_plans(system, columns, tolerance, max_iterations, max_cholesky)
     else:
         plans = [_named_plan(system, method, rank, columns, tolerance, max_iterations)]
-    iterations, passes, flops, tried = 0, 0, 0.0, []
-    for number, plan in enumerate(plans, 1):
+    iterations, passes, flops, tried = 0, 0, 0.0, ""
+    best: tuple[Plan, Tensor, Tensor] | None = None
+    for plan in plans:
         form = _formulation(plan, system, wide, tolerance, penalty)
         outcome = refine(form, guess, inner, tolerance, plan.budget or max_iterations)
         residual = system.relative_residual(wide - system.matmul(outcome.solution), wide)
         iterations, passes = iterations + outcome.iterations, passes + outcome.passes
         flops += form.flops + columns * system.product_flops
-        if tried and not bool((residual.max() < best_residual.max())):
-            plan, outcome_solution, residual = best_plan, best_solution, best_residual
-        else:
-            outcome_solution = outcome.solution
-        best_plan, best_solution, best_residual = plan, outcome_solution, residual
-        tried.append(plan.method)
-        if bool((residual <= tolerance).all()) or number == len(plans):
+        if best is None or bool(residual.max() < best[2].max()):
+            best = plan, outcome.solution, residual
+        if bool((residual <= tolerance).all()):
             break
-        guess = best_solution
+        tried += f"{plan.method} stopped at {float(residual.max()):.1e}; "
+        # an iterate worse than nothing is no start for the next
+        guess = outcome.solution if bool((residual < 1.0).all()) else None
+    assert best is not None
+    plan, best_solution, best_residual = best
+    converged = bool((best_residual <= tolerance).all())
     solution = best_solution if system.row_scale is None else best_solution / system.row_scale
     report = SolveReport(
-        method=best_plan.method,
+        method=plan.method,
         iterations=iterations,
         residual=best_residual,
         seconds=time.perf_counter() - started,
-        rank=best_plan.rank,
+        rank=plan.rank,
         num_rhs=columns,
-        converged=bool((best_residual <= tolerance).all()),
+        converged=converged,
         tolerance=tolerance,
         refinements=passes,
         flops=flops,
-        reason=best_plan.reason if len(tried) == 1 else f"after {', '.join(tried[:-1])}; {best_plan.reason}",
+        reason=f"{tried if converged else ''}{plan.reason}",
     )
     report_solve(report, _ADVICE[report.method])
     return solution.to(dtype), report
@@ -98,7 +100,7 @@ def _named_plan(
     if method == "penalize":
         rank = 0
     size = len(system.gap_index) if method == "fill" else system.num_train
-    return Plan(method, min(rank or 0, size), budget=max_iterations, flops=math.inf, reason="asked for")
+    return Plan(method, min(rank or 0, size), budget=max_iterations, reason="asked for")
 
 
 def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, tolerance: float, penalty: float | None) -> Formulation:

@@ -1,8 +1,8 @@
 """The system every solver is given: ``(W K W' + D) a = y``, with all that can be worked out once and used again.
 
-``K = (x) K_i`` on the grid, ``W`` selects the observed cells, D is constant or one noise per observation. Noise that is a
-product over axes whitens into the factors: ``K_i -> D_i^(-1/2) K_i D_i^(-1/2)`` leaves unit noise, so that fill-gaps
-applies; residuals are still judged, and reported, in the original units.
+``K = (x) K_i`` on the grid, ``W`` selects the observed cells, D is constant or one noise per observation. Noise that
+is a product over axes whitens into the factors: ``K_i -> D_i^(-1/2) K_i D_i^(-1/2)`` leaves unit noise, so that
+fill-gaps applies; residuals are still judged, and reported, in the original units.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, leading_products
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
-from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 
 
@@ -44,7 +44,7 @@ class GapSystem:
         if axis_noise is not None:
             roots = [axis.detach().double().sqrt() for axis in axis_noise]
             factors = [whiten(factor.double(), root) for factor, root in zip(factors, roots, strict=True)]
-            self.row_scale = product_at(roots, train_index, self.shape).unsqueeze(-1)
+            self.row_scale = product_at(roots, unravel(train_index, self.shape)).unsqueeze(-1)
             noise = torch.ones(1, dtype=torch.float64, device=train_index.device)
         assert noise is not None
         self.noise = noise.detach().double()
@@ -67,6 +67,14 @@ class GapSystem:
     def fillable(self) -> bool:
         """Whether fill-gaps applies: constant noise, and no cell observed twice."""
         return self.constant_noise and len(torch.unique(self.train_index)) == self.num_train
+
+    def require_fillable(self, method: str) -> None:
+        if not self.fillable:
+            came = "a cell observed twice" if self.constant_noise else "one noise per point"
+            raise ValueError(
+                f"gap_method: got {method!r} with {came}, expected noise that is constant or a product over axes and no "
+                "cell observed twice; use 'ignore' here"
+            )
 
     @cached_property
     def gap_index(self) -> Tensor:
@@ -108,11 +116,8 @@ class GapSystem:
 
     def dense(self) -> Tensor:
         """``W K W' + D``. shape: (*batch, N, N)"""
-        matrix = torch.ones((), dtype=torch.float64, device=self.train_index.device)
-        for factor, cell in zip(self.factors(), unravel(self.train_index, self.shape), strict=True):
-            matrix = matrix * factor[..., cell.unsqueeze(-1), cell]
         diagonal = self.noise.expand(*self.noise.shape[:-1], self.num_train)
-        return matrix + torch.diag_embed(diagonal)
+        return kron_block(self.factors(), self.train_index, self.train_index) + torch.diag_embed(diagonal)
 
     def relative_residual(self, residual: Tensor, rhs: Tensor) -> Tensor:
         """``||residual|| / ||rhs||`` per column in the original units; zero right-hand sides count as solved.
@@ -141,23 +146,15 @@ class GapSystem:
             ("shifted", rank), lambda: ShiftedEigenPreconditioner(self.eigen(), self.gap_index, self.noise, rank)
         )
 
+    def is_set_up(self, kind: str, rank: int) -> bool:
+        return (kind, rank) in self._preconditioners
+
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._preconditioners:
             self._preconditioners[key] = make()
         return self._preconditioners[key]
 
-    def is_set_up(self, kind: str, rank: int) -> bool:
-        return (kind, rank) in self._preconditioners
-
 
 def whiten(factor: Tensor, root: Tensor) -> Tensor:
     """``D^(-1/2) K D^(-1/2)``. shape: (*batch, m, m) and (*batch, m)"""
     return factor / (root.unsqueeze(-1) * root.unsqueeze(-2))
-
-
-def product_at(vectors: Sequence[Tensor], index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Entries `index` of the Kronecker product of vectors. shape: (*batch, m_i) each -> (*batch, len(index))"""
-    value = vectors[0].new_ones(())
-    for vector, cell in zip(vectors, unravel(index, shape), strict=True):
-        value = value * vector[..., cell]
-    return value

@@ -1,0 +1,28 @@
+# `make test` and `make demo` need nothing but Python >= 3.11 and make; the rest is installed into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test check demo fuzz clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+test: check
+	$(BIN)/python -m pytest -n 2
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: .venv/installed
+	$(BIN)/python -m gpytorch_gaps demo
+
+fuzz: .venv/installed
+	$(BIN)/python -m pytest -m benchmark
+
+clean:
+	rm -rf .venv results
