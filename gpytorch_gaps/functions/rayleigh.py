@@ -11,5 +11,9 @@ from torch import Tensor
 
 
 def frozen_eigenvalues(factors: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
-    """``q' K q`` for every eigenvector of every factor, float64. shape: (*batch, m_i, m_i) -> (*batch, r_i)"""
-    return [(q.detach() * (factor.double() @ q.detach())).sum(-2) for factor, q in zip(factors, vectors, strict=True)]
+    """``q' K q`` for every eigenvector of every factor, float64. shape: (*batch, m_i, m_i) -> (*batch, r_i)
+
+    Values that rounding made negative are zero, with their derivative kept: a clamp would drop it.
+    """
+    quotients = [(q.detach() * (f.double() @ q.detach())).sum(-2) for f, q in zip(factors, vectors, strict=True)]
+    return [quotient - quotient.detach().clamp_max(0.0) for quotient in quotients]

@@ -51,8 +51,7 @@ def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor)
 
 def grid_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
     """``log|K + s2 I| = sum log(lambda_i + s2)`` on the whole grid. Differentiable. shape: batch"""
-    eigenvalues = frozen_eigenvalues(factors, system.eigen().vectors)
-    products = kron_diagonal([values.clamp_min(0.0) for values in eigenvalues])
+    products = kron_diagonal(frozen_eigenvalues(factors, system.eigen().vectors))
     return (products + noise.double()).log().sum(-1)
 
 

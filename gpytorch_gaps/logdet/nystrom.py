@@ -19,7 +19,6 @@ def nystrom_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) 
             "logdet_method: got 'nystrom' with one noise per point, expected constant noise, or a product over axes; "
             "use 'stochastic'"
         )
-    eigenvalues = frozen_eigenvalues(factors, system.eigen().vectors)
-    products = kron_diagonal([values.clamp_min(0.0) for values in eigenvalues])
+    products = kron_diagonal(frozen_eigenvalues(factors, system.eigen().vectors))
     largest = products.topk(min(system.num_train, system.num_cells), dim=-1).values
     return (system.num_train / system.num_cells * largest + noise.double()).log().sum(-1)

@@ -72,7 +72,7 @@ class GapSystem:
         if not self.fillable:
             came = "a cell observed twice" if self.constant_noise else "one noise per point"
             raise ValueError(
-                f"gap_method: got {method!r} with {came}, expected noise that is constant or a product over axes and no "
+                f"gap_method: got {method!r} with {came}, expected noise constant or a product over axes, and no "
                 "cell observed twice; use 'ignore' here"
             )
 

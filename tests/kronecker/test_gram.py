@@ -31,7 +31,7 @@ def dense_gram(vectors, positions, weights):
 
 
 def problem(shape, rank, batch=(), weight_batch=(), columns=None, seed=0):
-    """Any vectors: nothing in the identity needs them orthonormal. Positions repeat; weights have both signs and zeros."""
+    """Any vectors: the identity needs no orthonormal ones. Positions repeat; weights have both signs and zeros."""
     generator = torch.Generator().manual_seed(seed)
     columns = columns or shape
     vectors = [

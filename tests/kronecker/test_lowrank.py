@@ -138,7 +138,7 @@ def test_indefinite_by_rounding():
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-8, 1e-10])
 @pytest.mark.parametrize("length", [0.3, 1.0])
 def test_float32_rounding_is_in_the_bound(length, tolerance):
-    """A float32 kernel matrix is indefinite at 1e-7: what is left of its diagonal goes below zero, which is an error too."""
+    """A float32 kernel matrix is indefinite at 1e-7: its diagonal is left below zero, which is an error too."""
     factor = squared_exponential(300, length, torch.float32)
     vectors, values, bound = lowrank_eigh(factor, tolerance)
     assert_certified(factor, vectors, values, bound)

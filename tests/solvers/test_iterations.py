@@ -1,0 +1,96 @@
+"""Iterations on a 250 x 150 grid to a residual of 1e-6 of the original system, and the work of `auto` against the best."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.solvers.solve import solve_system
+from gpytorch_gaps.solvers.system import GapSystem
+
+SHAPE, NOISE = (250, 150), 1e-4
+
+
+def distances(size):
+    x = torch.linspace(0, 1, size, dtype=torch.float64)
+    return (x.unsqueeze(-1) - x).abs()
+
+
+def squared_exponential(size, theta=0.2):
+    return torch.exp(-((distances(size) / theta) ** 2))
+
+
+def matern(size, lengthscale=0.2):
+    scaled = math.sqrt(3) * distances(size) / lengthscale
+    return (1 + scaled) * torch.exp(-scaled)
+
+
+KERNELS = {"SE": squared_exponential, "Matern-3/2": matern}
+
+
+@functools.cache
+def gaps(kind):
+    generator = torch.Generator().manual_seed(7)
+    cells = math.prod(SHAPE)
+    if kind == "random":
+        return torch.randperm(cells, generator=generator)[: cells // 2].sort().values
+    field = kron_matmul([squared_exponential(m) for m in SHAPE], torch.randn(cells, 1, dtype=torch.float64, generator=generator))
+    return (field > field.median()).squeeze(-1).nonzero().squeeze(-1)
+
+
+@functools.cache
+def solve(kernel, kind, response, method, rank=None):
+    generator = torch.Generator().manual_seed(1)
+    index = gaps(kind)
+    system = GapSystem([KERNELS[kernel](m) for m in SHAPE], index, torch.tensor([NOISE]))
+    white = torch.randn(len(index), 1, dtype=torch.float64, generator=generator)
+    if response == "smooth":
+        row, column = index // SHAPE[1] / SHAPE[0], index % SHAPE[1] / SHAPE[1]
+        white = (torch.sin(6 * row) * torch.cos(4 * column)).double().unsqueeze(-1) + math.sqrt(NOISE) * white
+    _, report = solve_system(system, white, method=method, rank=rank)
+    assert report.converged
+    assert report.worst_residual <= 1e-6
+    return report
+
+
+@pytest.mark.parametrize("response", ["white", "smooth"])
+@pytest.mark.parametrize(
+    ("kernel", "kind", "method", "rank", "limit"),
+    [
+        ("SE", "random", "ignore", 300, 6),
+        ("SE", "random", "fill", None, 30),
+        ("SE", "cloud", "ignore", 300, 6),
+        ("Matern-3/2", "random", "fill", None, 60),
+    ],
+)
+def test_iterations(kernel, kind, method, rank, limit, response):
+    report = solve(kernel, kind, response, method, rank)
+    assert report.iterations <= limit
+    assert report.method == method
+    assert report.rank == (rank or 0)
+
+
+@pytest.mark.parametrize("response", ["white", "smooth"])
+@pytest.mark.parametrize(
+    ("kernel", "kind", "rivals"),
+    [
+        ("SE", "random", [("ignore", 300), ("fill", None)]),
+        ("SE", "cloud", [("ignore", 300)]),
+        ("Matern-3/2", "random", [("fill", None), ("ignore", 1000)]),
+    ],
+)
+def test_auto_is_within_twice_the_best(kernel, kind, rivals, response):
+    best = min(solve(kernel, kind, response, method, rank).flops for method, rank in rivals)
+    chosen = solve(kernel, kind, response, "auto")
+    assert chosen.flops <= 2 * best
+    assert chosen.reason
+
+
+def test_auto_leaves_fill_gaps_in_time():
+    """Rough kernel, cloud-shaped gaps: fill-gaps looks cheap and does not converge; the reserve takes over."""
+    chosen = solve("Matern-3/2", "cloud", "white", "auto")
+    assert chosen.method == "ignore"
+    assert "fill stopped at" in chosen.reason
+    assert chosen.flops <= 3 * solve("Matern-3/2", "cloud", "white", "ignore", 1000).flops
