@@ -1,7 +1,9 @@
 """Solves in the settings in force, for operators."""
 
+import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import linear_operator
@@ -9,19 +11,18 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.logdet.stochastic import log_quadrature
 from gpytorch_gaps.reports import NotConvergedWarning
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 
 
-def solve_in_force(system: GapSystem, rhs: Tensor, method: str | None = None, training: bool = False) -> Tensor:
+def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False) -> Tensor:
     """``(W K W' + D)^-1 rhs`` by the method, rank and tolerance in force. shape: (*batch, N, C)"""
     solution, _ = solve_system(
         system,
         rhs,
-        method=method or settings.gap_method.value(),
+        method=settings.gap_method.value(),
         rank=settings.preconditioner_rank.value(),
         tolerance=settings.tolerance_in_force(training),
         max_iterations=settings.max_iterations.value(),
@@ -31,6 +32,34 @@ def solve_in_force(system: GapSystem, rhs: Tensor, method: str | None = None, tr
     return solution
 
 
+@dataclass(frozen=True)
+class KrylovResult:
+    """Conjugate gradients on any matrix: what came out, and how well."""
+
+    solution: Tensor  # shape: (*batch, n, C)
+    lanczos: Tensor | None  # of the first columns, shape: (num_tridiag, *batch, k, k), float64
+    residual: Tensor  # relative, shape: (*batch, C)
+    iterations: int
+    seconds: float
+    tolerance: float
+
+    @property
+    def converged(self) -> bool:
+        return bool((self.residual <= self.tolerance).all())
+
+    def as_upstream(self) -> Any:
+        """What linear_operator expects of ``_solve``; a warning if it did not converge."""
+        if not self.converged:
+            warnings.warn(
+                f"conjugate gradients stopped after {self.iterations} iterations with a relative residual of "
+                f"{float(self.residual.max()):.1e} where {self.tolerance:.1e} was asked for. Try: a larger "
+                "preconditioner_rank, or more max_iterations.",
+                NotConvergedWarning,
+                stacklevel=2,
+            )
+        return self.solution if self.lanczos is None else (self.solution, self.lanczos.to(self.solution.dtype))
+
+
 def krylov_solve(
     matmul: Callable[[Tensor], Tensor],
     rhs: Tensor,
@@ -38,20 +67,21 @@ def krylov_solve(
     num_tridiag: int,
     batch_shape: torch.Size,
     training: bool = False,
-) -> Any:
-    """Plain conjugate gradients on any matrix, checked on the true residual; what upstream expects of ``_solve``.
+) -> KrylovResult:
+    """Conjugate gradients in float64 to the tolerance in force, checked on the true residual.
 
-    :return: the solution; with `num_tridiag` also the Lanczos matrices of the first columns, (num_tridiag, *batch, k,
-        k).
+    :param matmul: the product with a matrix of batch shape `batch_shape`, in float64.
+    :param num_tridiag: how many leading columns are probes whose Lanczos matrices are wanted.
     """
+    started = time.perf_counter()
     wide = rhs.double().expand(*torch.broadcast_shapes(batch_shape, rhs.shape[:-2]), *rhs.shape[-2:])
-    tolerance = settings.tolerance_in_force(training)
+    tolerance, budget = settings.tolerance_in_force(training), settings.max_iterations.value()
     norm = wide.norm(dim=-2)
+    unit = torch.where(norm > 0, norm, torch.ones_like(norm))
 
     def stop(residual: Tensor) -> bool:
         return bool((residual.norm(dim=-2) <= 0.5 * tolerance * norm).all())
 
-    budget = settings.max_iterations.value()
     solution, iterations, tridiagonal = conjugate_gradients(
         matmul, wide, stop=stop, max_iterations=budget, precondition=precondition, lanczos=bool(num_tridiag)
     )
@@ -63,22 +93,7 @@ def krylov_solve(
         )
         solution, iterations = solution + step, iterations + used
         residual = wide - matmul(solution)
-    worst = float((residual.norm(dim=-2) / norm.clamp_min(torch.finfo(norm.dtype).tiny)).max()) if norm.numel() else 0.0
-    if not worst <= tolerance:
-        warnings.warn(
-            f"conjugate gradients stopped after {iterations} iterations with a relative residual of {worst:.1e} where "
-            f"{tolerance:.1e} was asked for. Try: a larger preconditioner_rank, or more max_iterations.",
-            NotConvergedWarning,
-            stacklevel=2,
-        )
-    if not num_tridiag:
-        return solution.to(rhs.dtype)
-    assert tridiagonal is not None
     # shape: (*batch, C, k, k) -> (num_tridiag, *batch, k, k)
-    matrices = tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0)
-    return solution.to(rhs.dtype), matrices.to(rhs.dtype)
-
-
-def probe_estimates(matrices: Tensor, size: int) -> Tensor:
-    """The log-determinant that each probe saw. shape: (probes, *batch, k, k) -> (probes, *batch)"""
-    return log_quadrature(matrices, size)
+    lanczos = None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0)
+    seconds = time.perf_counter() - started
+    return KrylovResult(solution.to(rhs.dtype), lanczos, residual.norm(dim=-2) / unit, iterations, seconds, tolerance)

@@ -12,9 +12,10 @@ from gpytorch_gaps.functions.shifted_solve import ShiftedSolve
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
+from gpytorch_gaps.logdet.stochastic import log_quadrature
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import krylov_solve, probe_estimates
+from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
 from gpytorch_gaps.solvers.memo import Memo
 
@@ -78,10 +79,12 @@ class FillGapsOperator(KroneckerFactorsOperator):
         return super()._getitem(row_index, col_index, *batch_indices)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        result = krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
-        if num_tridiag:
-            self._probe_holder()["estimates"] = probe_estimates(result[1], self.size(-1))
-        return result
+        result = krylov_solve(
+            self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape, bool(num_tridiag)
+        )
+        if result.lanczos is not None:
+            self._probe_holder()["estimates"] = log_quadrature(result.lanczos, self.size(-1))
+        return result.as_upstream()
 
     def _probe_holder(self) -> dict[str, Tensor]:
         """Survives the rebuilding of the operator inside autograd Functions, like all that rides on the memo."""

@@ -122,4 +122,4 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
-        return krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
+        return krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape).as_upstream()

@@ -21,14 +21,15 @@ from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.kronecker.selection import product_at, unravel
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
-from gpytorch_gaps.logdet.stochastic import standard_error
+from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import krylov_solve, probe_estimates, solve_in_force
+from gpytorch_gaps.operators._solve import krylov_solve, solve_in_force
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
-from gpytorch_gaps.reports import LogdetReport, report_logdet
+from gpytorch_gaps.reports import LogdetReport, SolveReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.choose import best_rank
+from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.system import GapSystem, whiten
 
 
@@ -114,11 +115,24 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         if not num_tridiag:
             return solve_in_force(system, rhs, training=training)
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
-        solution, matrices = krylov_solve(
-            self._wide_matmul(), rhs, preconditioner, num_tridiag, self.batch_shape, training=True
+        result = krylov_solve(self._wide_matmul(), rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
+        assert result.lanczos is not None
+        system.probe_estimates = log_quadrature(result.lanczos, self.size(-1))
+        rank = getattr(getattr(preconditioner, "__self__", None), "rank", 0)
+        report = SolveReport(
+            method="ignore",
+            iterations=result.iterations,
+            residual=result.residual,
+            seconds=result.seconds,
+            rank=rank,
+            num_rhs=result.residual.numel(),
+            converged=result.converged,
+            tolerance=result.tolerance,
+            flops=result.iterations * result.residual.numel() * system.product_flops,
+            reason=f"with {num_tridiag} probes for the log-determinant",
         )
-        system.probe_estimates = probe_estimates(matrices, self.size(-1))
-        return solution, matrices
+        report_solve(report, ADVICE["ignore"])
+        return result.solution, result.lanczos.to(result.solution.dtype)
 
     def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
         """The product in float64."""
@@ -188,11 +202,10 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
                 raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
         if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
+            # the quadratic form is solved, and its residual judged, in the original units
             whitened, root = self._whitened()
-            scaled = None
-            if inv_quad_rhs is not None:
-                scaled = inv_quad_rhs / (root if inv_quad_rhs.dim() == 1 else root.unsqueeze(-1))
-            quad, value = whitened.inv_quad_logdet(scaled, True, reduce_inv_quad)
+            quad = zero if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
+            _, value = whitened.inv_quad_logdet(None, True)
             return quad, value + 2.0 * root.log().sum(-1)
         method, side = self._logdet_path()
         if method == "stochastic" and side == "data":
@@ -255,6 +268,7 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         value = grid_logdet(system, self.factors, noise)
         if not len(system.gap_index):
             return value, torch.zeros(()), 0
+        self._linear_op.memo.get("eigen", self.factors, system.eigen)  # worked out already: not once more below
         gaps = FillGapsOperator(*self.factors, noise=noise, gap_index=system.gap_index, memo=self._linear_op.memo)
         with linear_operator.settings.max_cholesky_size(0):
             value = value + gaps.logdet()

@@ -69,7 +69,7 @@ def _fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations
     products, noise = system.eigen().products, system.noise
     beta = 1.0 - system.num_train / system.num_cells
     # the worst of the batch
-    alpha = float((products / (products + noise)).mean(-1).max())
+    alpha = float((products / (products + noise)).nan_to_num(1.0).mean(-1).max())
     spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())
     edge = (math.sqrt(alpha * (1 - beta)) + math.sqrt(beta * (1 - alpha))) ** 2 if alpha + beta < 1 else 1.0
     condition = min(spread, 1.0 / max(1.0 - edge, 1e-300))
@@ -81,13 +81,13 @@ def _fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations
 
 
 def expected_iterations(condition: float, tolerance: float) -> float:
-    """Conjugate gradients contract by ``(sqrt(k) - 1) / (sqrt(k) + 1)`` an iteration."""
-    if condition <= 1.0:
-        return 1.0
-    if math.isinf(condition):
-        return math.inf
+    """Conjugate gradients contract by ``(sqrt(k) - 1) / (sqrt(k) + 1) = exp(-2 atanh(1 / sqrt(k)))`` an iteration."""
     root = math.sqrt(condition)
-    return 1.0 + math.ceil(math.log(2.0 / tolerance) / math.log((root + 1.0) / (root - 1.0)))
+    if root <= 1.0:
+        return 1.0
+    if math.isinf(root):
+        return math.inf
+    return 1.0 + math.ceil(math.log(2.0 / tolerance) / (2.0 * math.atanh(1.0 / root)))
 
 
 def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:

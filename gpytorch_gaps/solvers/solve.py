@@ -13,7 +13,7 @@ from gpytorch_gaps.solvers.penalize import Penalize
 from gpytorch_gaps.solvers.refine import Formulation, refine
 from gpytorch_gaps.solvers.system import GapSystem
 
-_ADVICE = {
+ADVICE = {
     "fill": "gap_method('ignore') with a preconditioner_rank above the number of eigenvalues larger than the noise",
     "ignore": "a larger preconditioner_rank, gap_method('fill'), more max_iterations, or more noise",
     "penalize": "another method: penalized systems are badly conditioned",
@@ -43,6 +43,8 @@ def solve_system(
     :return: the solution, in the precision of rhs, and a report, which also goes to active recorders.
     """
     started = time.perf_counter()
+    if not bool(torch.isfinite(rhs).all()):
+        raise ValueError("rhs: got NaN or infinite entries, expected finite numbers")
     dtype, wide = rhs.dtype, rhs.double()
     if system.row_scale is not None:
         wide = wide / system.row_scale
@@ -86,7 +88,7 @@ def solve_system(
         flops=flops,
         reason=f"{tried if converged else ''}{plan.reason}",
     )
-    report_solve(report, _ADVICE[report.method])
+    report_solve(report, ADVICE[report.method])
     return solution.to(dtype), report
 
 
