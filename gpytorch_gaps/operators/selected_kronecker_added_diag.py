@@ -32,6 +32,8 @@ from gpytorch_gaps.solvers.choose import best_rank
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.system import GapSystem, whiten
 
+_CHEAP_CHOLESKY = 800
+
 
 class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
     """``W (K_1 (x) ... (x) K_d) W' + D``, as GPyTorch's likelihoods build it.
@@ -226,7 +228,8 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         """The method, and the side of the block identity it works on."""
         system, method = self._system(), settings.logdet_method.value()
         rows, gaps = system.num_train, system.num_cells - system.num_train
-        side = "gaps" if system.fillable and gaps < rows else "data"
+        # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
+        side = "gaps" if system.fillable and gaps < rows and rows > _CHEAP_CHOLESKY else "data"
         if method == "auto":
             smaller = gaps if side == "gaps" else rows
             small = smaller <= linear_operator.settings.max_cholesky_size.value()

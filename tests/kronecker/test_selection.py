@@ -1,13 +1,33 @@
 """Selection matrices as index operations, against the matrices themselves."""
 
+import math
+from functools import reduce
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpytorch_gaps.kronecker.selection import ravel, select_cells, spread_cells, unravel
+from gpytorch_gaps.kronecker.products import kron_diagonal
+from gpytorch_gaps.kronecker.selection import (
+    kron_block,
+    kron_entries,
+    product_at,
+    ravel,
+    select_cells,
+    spread_cells,
+    unravel,
+)
 
 examples = settings(max_examples=50, deadline=None)
+
+
+def kron(matrices):
+    def pair(a, b):
+        product = a[..., :, None, :, None] * b[..., None, :, None, :]
+        return product.reshape(*product.shape[:-4], a.size(-2) * b.size(-2), a.size(-1) * b.size(-1))
+
+    return reduce(pair, matrices)
 
 
 def selection_matrix(index, num_cells):
@@ -55,3 +75,36 @@ def test_flat_cells_are_numbered_last_axis_fastest(shape, data):
     assert torch.equal(grid[positions], cells)
     assert torch.equal(ravel(positions, shape), cells)
     assert torch.equal(ravel(torch.stack(positions), shape), cells)
+
+
+# -- entries of Kronecker products -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [((), ()), ((2,), (2,)), ((), (2,)), ((2, 1), (3,))])
+@pytest.mark.parametrize("shapes", [[(4, 4), (3, 3)], [(2, 5), (4, 3)]])
+def test_blocks_equal_rows_and_columns_of_the_dense_product(shapes, batches):
+    torch.manual_seed(2)
+    factors = [torch.randn(*batch, q, m, dtype=torch.float64) for batch, (q, m) in zip(batches, shapes, strict=True)]
+    dense = kron(factors)
+    rows = torch.randint(dense.size(-2), (6,))  # any order, cells repeated
+    columns = torch.randint(dense.size(-1), (4,))
+    expected = dense[..., rows, :][..., columns]
+    torch.testing.assert_close(kron_block(factors, rows, columns), expected, rtol=1e-15, atol=0)
+    pairs = kron_entries(
+        factors,
+        unravel(rows[:4], tuple(factor.size(-2) for factor in factors)),
+        unravel(columns, tuple(factor.size(-1) for factor in factors)),
+    )
+    torch.testing.assert_close(pairs, dense[..., rows[:4], columns], rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 3), (2, 4, 3)])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_entries_of_a_product_of_vectors(sizes, batch):
+    torch.manual_seed(3)
+    vectors = [torch.randn(*batch, m, dtype=torch.float64) for m in sizes]
+    cells = torch.randint(math.prod(sizes), (7,))
+    positions = unravel(cells, sizes)
+    expected = kron_diagonal(vectors)[..., cells]
+    assert torch.equal(product_at(vectors, positions), expected)
+    assert torch.equal(product_at(vectors, torch.stack(positions)), expected)

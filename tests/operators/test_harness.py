@@ -63,7 +63,6 @@ class TestSelectedKroneckerBatch(SelectedKronecker, LinearOperatorTestCase, unit
 class TestSelectedKroneckerMultiBatch(SelectedKronecker, LinearOperatorTestCase, unittest.TestCase):
     seed = 0
     batch = (2, 3)
-    skip_slq_tests = True  # as linear_operator does for its own multi-batch operators: 256 probes for six matrices are noise
 
 
 class Rectangular:

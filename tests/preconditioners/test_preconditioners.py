@@ -184,7 +184,7 @@ def test_single_precision_in_single_precision_out(kind):
         assert torch.equal(single, double.float())  # worked out in float64 either way
 
 
-# -- derivatives of the log-determinant ----------------------------------------------------------------------------------
+# -- derivatives of the log-determinant --------------------------------------------------------------------------------
 
 
 @CASES
@@ -215,6 +215,20 @@ def test_logdet_is_differentiable_in_one_argument_alone():
     (own,) = torch.autograd.grad(preconditioner.logdet(diagonal=diagonal), diagonal)
     dense = low_rank_plus_diagonal(columns, preconditioner.coefficients, diagonal)
     torch.testing.assert_close(own, torch.linalg.inv(dense).diagonal().detach(), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("per_point", [False, True])
+@pytest.mark.parametrize("small", [1e-10, 1e-40, 1e-140, 0.0])
+def test_logdet_keeps_the_derivative_of_vanishing_coefficients(small, per_point):
+    """``d log|P| / dc = f' P^-1 f`` whatever c: it is the same at zero as just above."""
+    preconditioner, columns, _ = make(INDICES["some"], 6, per_point)
+    coefficients = preconditioner.coefficients.clone()
+    coefficients[3:] = small
+    dense = low_rank_plus_diagonal(columns, coefficients, preconditioner.diagonal)
+    expected = (columns * torch.linalg.solve(dense, columns)).sum(0)
+    coefficients.requires_grad_(True)
+    (own,) = torch.autograd.grad(preconditioner.logdet(coefficients), coefficients)
+    torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("per_point", [False, True])

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import weakref
 
 import pytest
 import torch
@@ -58,12 +57,12 @@ def test_a_change_in_place_misses(change):
     assert work.calls == 2
 
 
-def test_an_optimiser_step_misses():
+def test_a_parameter_update_misses():
     memo, work = Memo(), Counter()
     parameter = torch.nn.Parameter(torch.ones(2))
     memo.get("name", (parameter,), work)
-    parameter.grad = torch.ones(2)
-    torch.optim.SGD([parameter], lr=0.1).step()
+    with torch.no_grad():
+        parameter.addcdiv_(torch.ones(2), torch.full((2,), 3.0), value=-0.1)  # as optimisers write
     memo.get("name", (parameter,), work)
     assert work.calls == 2
 
@@ -112,7 +111,6 @@ def test_an_entry_keeps_the_memory_of_its_tensors():
     """Freed memory is handed out again: without this, other data of the same shape would be taken for it."""
     memo, work = Memo(), Counter()
     tensor = torch.full((1000,), 1.0)
-    storage = weakref.ref(tensor.untyped_storage())
     memo.get("name", (tensor,), work)
     address = tensor.data_ptr()
     del tensor
@@ -122,7 +120,6 @@ def test_an_entry_keeps_the_memory_of_its_tensors():
     for other in others:
         memo.get("name", (other,), work)
     assert work.calls == 51
-    del storage
 
 
 def test_memory_is_let_go_with_the_entry():
@@ -188,7 +185,7 @@ def test_copies_start_empty_and_keep_the_size(duplicate):
 
 def test_unpicklable_values_do_not_matter():
     memo = Memo()
-    memo.get("n", (torch.ones(1),), lambda: (lambda: None))
+    memo.get("n", (torch.ones(1),), lambda: lambda: None)
     assert isinstance(pickle.loads(pickle.dumps(memo)), Memo)
 
 

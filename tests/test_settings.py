@@ -1,0 +1,147 @@
+"""Settings: checked when they are made, restored when they are left, and never looser than asked."""
+
+import linear_operator
+import pytest
+
+from gpytorch_gaps import settings
+
+DEFAULTS = {
+    "gap_method": "auto",
+    "logdet_method": "auto",
+    "preconditioner_rank": None,
+    "solve_tolerance": 1e-6,
+    "train_tolerance": 1e-6,
+    "max_iterations": 2000,
+    "gap_penalty": None,
+}
+GOOD = {
+    "gap_method": ["auto", "fill", "ignore", "penalize", "cholesky"],
+    "logdet_method": ["auto", "exact", "stochastic", "nystrom"],
+    "preconditioner_rank": [None, 0, 1, 500],
+    "solve_tolerance": [1e-12, 0.5, 1],
+    "train_tolerance": [1e-12, 0.5, 1],
+    "max_iterations": [1, 10**6],
+    "gap_penalty": [None, 1e-3, 10, 1e9],
+}
+NOT_TOLERANCES = [0, 0.0, -1e-6, float("nan"), float("inf"), None, "1e-6", True, [1e-6], 1j]
+BAD = {
+    "gap_method": ["", "Fill", "fil", None, 1, ["fill"], ("fill",), b"fill"],
+    "logdet_method": ["", "EXACT", "cholesky", None, 0],
+    "preconditioner_rank": [-1, 2.0, 0.5, "10", True, float("nan"), [3]],
+    "solve_tolerance": NOT_TOLERANCES,
+    "train_tolerance": NOT_TOLERANCES,
+    "max_iterations": [0, -5, 10.0, None, "100", False, float("inf")],
+    "gap_penalty": [0, 0.0, -1.0, float("nan"), float("inf"), "10", True],
+}
+EVERY_GOOD = [(name, value) for name, values in GOOD.items() for value in values]
+EVERY_BAD = [(name, value) for name, values in BAD.items() for value in values]
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Whatever a failing test leaves behind, the next one starts from the defaults."""
+    yield
+    for name, value in DEFAULTS.items():
+        getattr(settings, name)._set_value(value)
+
+
+@pytest.mark.parametrize(("name", "value"), DEFAULTS.items())
+def test_defaults(name, value):
+    assert getattr(settings, name).value() == value
+
+
+def test_every_setting_is_covered_here():
+    assert set(DEFAULTS) == set(GOOD) == set(BAD)
+    assert set(settings.__all__) - {"tolerance_in_force"} >= set(DEFAULTS)
+
+
+@pytest.mark.parametrize(("name", "value"), EVERY_GOOD)
+def test_a_value_holds_inside_and_not_after(name, value):
+    context = getattr(settings, name)
+    before = context.value()
+    with context(value):
+        assert context.value() == value
+    assert context.value() == before == DEFAULTS[name]
+
+
+@pytest.mark.parametrize(("name", "value"), EVERY_BAD)
+def test_a_bad_value_fails_where_it_is_made_and_names_the_setting(name, value):
+    context = getattr(settings, name)
+    with pytest.raises(ValueError, match=rf"settings\.{name}: got .*, expected ") as caught:
+        context(value)
+    assert repr(value) in str(caught.value)
+    assert context.value() == DEFAULTS[name]
+
+
+def test_a_choice_lists_what_may_be_chosen():
+    with pytest.raises(ValueError, match="auto, fill, ignore, penalize, cholesky"):
+        settings.gap_method("filled")
+
+
+@pytest.mark.parametrize(("name", "values"), GOOD.items())
+def test_an_exception_restores(name, values):
+    context = getattr(settings, name)
+
+    def broken():
+        with context(values[-1]):
+            assert context.value() == values[-1]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
+    assert context.value() == DEFAULTS[name]
+
+
+def test_a_bad_inner_value_leaves_the_outer_one():
+    with settings.gap_method("fill"):
+        with pytest.raises(ValueError, match="gap_method"), settings.gap_method("nothing"):
+            pass
+        assert settings.gap_method.value() == "fill"
+
+
+def test_contexts_nest():
+    with settings.gap_method("fill"), settings.preconditioner_rank(5):
+        with settings.gap_method("ignore"):
+            assert (settings.gap_method.value(), settings.preconditioner_rank.value()) == ("ignore", 5)
+            with settings.gap_method("fill"):
+                assert settings.gap_method.value() == "fill"
+            assert settings.gap_method.value() == "ignore"
+        assert settings.gap_method.value() == "fill"
+    assert (settings.gap_method.value(), settings.preconditioner_rank.value()) == ("auto", None)
+
+
+def test_a_context_made_earlier_restores_what_it_found_on_entry():
+    prepared = settings.gap_method("fill")
+    with settings.gap_method("ignore"):
+        with prepared:
+            assert settings.gap_method.value() == "fill"
+        assert settings.gap_method.value() == "ignore"
+    assert settings.gap_method.value() == "auto"
+
+
+def test_settings_do_not_touch_each_other():
+    with settings.solve_tolerance(1e-3):
+        assert settings.train_tolerance.value() == 1e-6
+    with settings.gap_method("ignore"):
+        assert settings.logdet_method.value() == "auto"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"), [(1e-4, 1.0, 1e-4), (1e-4, 1e-8, 1e-8), (1e-8, 1e-4, 1e-8), (1e-5, 1e-5, 1e-5)]
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_tighter_tolerance_is_in_force(ours, theirs, expected, training):
+    mine = settings.train_tolerance if training else settings.solve_tolerance
+    with mine(ours), linear_operator.settings.cg_tolerance(theirs):
+        assert settings.tolerance_in_force(training) == expected
+
+
+def test_training_and_solving_have_their_own_tolerance():
+    with settings.solve_tolerance(1e-9), settings.train_tolerance(1e-3):
+        assert settings.tolerance_in_force() == 1e-9
+        assert settings.tolerance_in_force(training=True) == 1e-3
+
+
+def test_upstreams_default_loosens_nothing():
+    assert settings.tolerance_in_force() == 1e-6
+    assert settings.tolerance_in_force(training=True) == 1e-6
