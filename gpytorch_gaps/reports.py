@@ -19,7 +19,7 @@ class NotConvergedWarning(NumericalWarning):
     """A solve ended above its tolerance; the message holds the residual reached and what to try."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SolveReport:
     """One linear solve.
 
@@ -55,7 +55,7 @@ class SolveReport:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogdetReport:
     """One log-determinant. `standard_error` is zero on exact paths, None for Nystrom, which is biased."""
 
@@ -79,7 +79,7 @@ _recorders: list[SolveRecord] = []
 
 @contextmanager
 def record_solves() -> Iterator[SolveRecord]:
-    """Collects a report of every solve made inside the block. Blocks may nest: each sees its own solves."""
+    """Collects a report of every solve made inside the block. Blocks may nest: the outer one sees the inner's too."""
     record = SolveRecord()
     _recorders.append(record)
     try:

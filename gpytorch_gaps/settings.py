@@ -5,13 +5,22 @@ looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over
 ``linear_operator.settings.max_cholesky_size`` (800 by default), for the observed cells or for the gaps.
 """
 
+import math
 from typing import Any
 
 import linear_operator
 from linear_operator.settings import _value_context
 
 
-class _Choice(_value_context):
+class _Setting(_value_context):
+    """A value that is restored to what it was on entry, not to what it was where the context was made."""
+
+    def __enter__(self) -> None:
+        self._orig_value = type(self).value()
+        super().__enter__()
+
+
+class _Choice(_Setting):
     """One of a few names."""
 
     choices: tuple[str, ...] = ()
@@ -24,7 +33,7 @@ class _Choice(_value_context):
         super().__init__(value)
 
 
-class _Number(_value_context):
+class _Number(_Setting):
     """A number, at least (or above) `minimum`; None where a default is worked out from the problem."""
 
     minimum: float = 0.0
@@ -34,7 +43,7 @@ class _Number(_value_context):
 
     def __init__(self, value: Any) -> None:
         kind = int if self.integer else (int, float)
-        valid = isinstance(value, kind) and not isinstance(value, bool)
+        valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         valid = valid and (value > self.minimum if self.exclusive else value >= self.minimum)
         if not (valid or (value is None and self.optional)):
             bound = f"{'above' if self.exclusive else 'at least'} {self.minimum:g}"

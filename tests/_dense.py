@@ -148,8 +148,9 @@ def with_leaves(factors, noise):
 def symmetric(gradient):
     """The part of a factor's gradient that matters.
 
-    A factor is symmetric, so only the symmetric part of its gradient acts on it; which antisymmetric part autograd returns
-    depends on how an expression was written, e.g. ``-u x'`` or its transpose for ``u = A^-1 g`` and ``x = A^-1 b``.
+    A factor is symmetric, so only the symmetric part of its gradient acts on it; which antisymmetric part autograd
+    returns depends on how an expression was written, e.g. ``-u x'`` or its transpose
+    for ``u = A^-1 g`` and ``x = A^-1 b``.
     """
     return 0.5 * (gradient + gradient.mT)
 
@@ -166,4 +167,4 @@ def relative(got, expected):
 
 
 def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from gpytorch_gaps.functions.first_order import FirstOrderOnly
+
 
 def frozen_eigenvalues(factors: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
     """``q' K q`` for every eigenvector of every factor, float64. shape: (*batch, m_i, m_i) -> (*batch, r_i)
@@ -16,4 +18,4 @@ def frozen_eigenvalues(factors: Sequence[Tensor], vectors: Sequence[Tensor]) -> 
     Values that rounding made negative are zero, with their derivative kept: a clamp would drop it.
     """
     quotients = [(q.detach() * (f.double() @ q.detach())).sum(-2) for f, q in zip(factors, vectors, strict=True)]
-    return [quotient - quotient.detach().clamp_max(0.0) for quotient in quotients]
+    return [FirstOrderOnly.apply(quotient - quotient.detach().clamp_max(0.0)) for quotient in quotients]

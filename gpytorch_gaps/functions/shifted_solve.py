@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
+from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen
 
 
@@ -24,8 +25,9 @@ class ShiftedSolve(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
         noise, solution, *factors = ctx.saved_tensors
-        left = ShiftedSolve.apply(ctx.eigen, noise, grad_outputs[0], *factors)
+        left = ctx.eigen.to(solution.dtype).shifted_solve(noise, grad_outputs[0])
         factor_grads: list[Tensor | None] = [None] * len(factors)
         if any(ctx.needs_input_grad[3:]):
             factor_grads = [-grad for grad in kron_bilinear_gradient(factors, left, solution)]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpytorch_gaps.functions.first_order import refuse_second_order
+
 
 class OwnSolve(Function):
     @staticmethod
@@ -23,12 +25,14 @@ class OwnSolve(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
         solution, *matrix_args = ctx.saved_tensors
-        left = OwnSolve.apply(ctx.representation_tree, grad_outputs[0], *matrix_args)
+        operator = ctx.representation_tree(*matrix_args)
+        left = operator._solve(grad_outputs[0])
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
         if any(ctx.needs_input_grad[2:]):
             # both orders, halved: A is symmetric and so must its gradient be
-            arg_grads = ctx.representation_tree(*matrix_args)._bilinear_derivative(
+            arg_grads = operator._bilinear_derivative(
                 torch.cat([left, solution], -1), torch.cat([solution, left], -1).mul(-0.5)
             )
         return None, left, *arg_grads
@@ -50,6 +54,7 @@ class OwnInvQuad(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
         solution, *matrix_args = ctx.saved_tensors
         weighted = solution * grad_outputs[0].unsqueeze(-2)
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)

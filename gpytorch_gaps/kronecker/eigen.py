@@ -8,6 +8,7 @@ the p largest (or smallest) are wanted.
 [30.0, 20.0]
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul
-from gpytorch_gaps.kronecker.selection import product_at
+from gpytorch_gaps.kronecker.selection import product_at, ravel
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class KroneckerEigen:
 
     vectors: tuple[Tensor, ...]  # shape: (*batch, m_i, m_i) each
     values: tuple[Tensor, ...]  # shape: (*batch, m_i) each
+    negative: float = 0.0  # how far below zero an eigenvalue of the product was before rounding was undone
+
+    @property
+    def num_cells(self) -> int:
+        return math.prod(values.size(-1) for values in self.values)
 
     @cached_property
     def products(self) -> Tensor:
@@ -38,7 +44,8 @@ class KroneckerEigen:
     def to(self, dtype: torch.dtype) -> "KroneckerEigen":
         if dtype == self.vectors[0].dtype:
             return self
-        return KroneckerEigen(tuple(q.to(dtype) for q in self.vectors), tuple(t.to(dtype) for t in self.values))
+        vectors, values = tuple(q.to(dtype) for q in self.vectors), tuple(t.to(dtype) for t in self.values)
+        return KroneckerEigen(vectors, values, self.negative)
 
     def shifted_solve(self, noise: Tensor, x: Tensor) -> Tensor:
         """``(K + s2 I)^-1 x = Q (T + s2)^-1 Q' x`` in two Kronecker products. shape: (*batch, M, C)"""
@@ -51,8 +58,21 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
 
     Kernel matrices are positive semi-definite: eigenvalues that rounding made negative are zero.
     """
-    pairs = [torch.linalg.eigh(0.5 * (f + f.mT)) for f in (factor.detach().double() for factor in factors)]
-    return KroneckerEigen(tuple(q for _, q in pairs), tuple(t.clamp_min(0.0) for t, _ in pairs))
+    distinct = [_without_repeats(factor.detach()).double() for factor in factors]
+    pairs = [torch.linalg.eigh(0.5 * (factor + factor.mT)) for factor in distinct]
+    largest = [float(t.amax()) for t, _ in pairs]
+    lowest = [max(0.0, -float(t.amin())) for t, _ in pairs]
+    total = math.prod(largest)
+    negative = max(low * (total / top if top > 0 else 0.0) for low, top in zip(lowest, largest, strict=True))
+    return KroneckerEigen(tuple(q for _, q in pairs), tuple(t.clamp_min(0.0) for t, _ in pairs), negative)
+
+
+def _without_repeats(factor: Tensor) -> Tensor:
+    """One member of every batch dimension that was merely expanded: the others are the same matrix."""
+    for dim in range(factor.dim() - 2):
+        if factor.stride(dim) == 0:
+            factor = factor.narrow(dim, 0, 1)
+    return factor
 
 
 def leading_products(values: Sequence[Tensor], count: int, largest: bool = True) -> tuple[Tensor, Tensor]:
@@ -81,12 +101,29 @@ def leading_products(values: Sequence[Tensor], count: int, largest: bool = True)
     return product_at(values, positions), positions
 
 
+def largest_left_out(values: Sequence[Tensor], positions: Tensor) -> float:
+    """The largest entry of ``(x) values``, over the batch, that is not at `positions`. Zero if all are taken."""
+    count = positions.size(-1)
+    shape = tuple(value.size(-1) for value in values)
+    batch = torch.broadcast_shapes(*(value.shape[:-1] for value in values))
+    members = zip(*(value.expand(*batch, -1).reshape(-1, value.size(-1)) for value in values), strict=True)
+    taken, largest = ravel(positions, shape), 0.0
+    for member in members:
+        # of its count + 1 largest at least one is left out, and the first such is the largest
+        own, where = leading_products(member, count + 1)
+        left = own[~torch.isin(ravel(where, shape), taken)]
+        largest = max(largest, float(left[0]) if len(left) else 0.0)
+    return largest
+
+
 def _batch_ranking(value: Tensor) -> Tensor:
     """The geometric mean over the batch. shape: (m,)"""
     if value.dim() == 1:
         return value
-    tiny = torch.finfo(value.dtype).tiny
-    return value.clamp_min(tiny).log().reshape(-1, value.size(-1)).mean(0).exp()
+    # what rounding left of an eigenvalue, zero or 1e-17, says nothing
+    floor = torch.finfo(value.dtype).eps * value.amax(-1, keepdim=True)
+    floor = floor.clamp_min(torch.finfo(value.dtype).tiny)
+    return value.maximum(floor).log().reshape(-1, value.size(-1)).mean(0).exp()
 
 
 def _hyperbolic_pairs(left: int, right: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

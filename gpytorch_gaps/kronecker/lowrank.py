@@ -1,7 +1,8 @@
 """Eigenpairs of a smooth kernel matrix at its numerical rank, without an m x m eigen-decomposition.
 
-``F ~ L L'`` by pivoted Cholesky, then the thin SVD ``L = U S V'`` gives ``F ~ U S^2 U'``. The error is certified:
-``||F - L L'||_2 <= trace(F - L L')``. Cost: m r^2 for rank r, against m^3.
+``F ~ L L'`` by pivoted Cholesky, then the thin SVD ``L = U S V'`` gives ``F ~ U S^2 U'``. For a positive
+semi-definite F the error is certified: ``||F - L L'||_2 <= trace(F - L L')``, up to rounding of about m eps ||F||,
+eps being that of the factor's own precision. Cost: m r^2 for rank r, against m^3.
 
 >>> x = torch.linspace(0, 1, 500, dtype=torch.float64)
 >>> F = torch.exp(-(x[:, None] - x) ** 2)
@@ -23,17 +24,19 @@ def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) 
     """
     if factor.dim() != 2 or factor.size(0) != factor.size(1):
         raise ValueError(f"factor: got shape {tuple(factor.shape)}, expected a square matrix (m, m)")
+    eps = torch.finfo(factor.dtype).eps if factor.is_floating_point() else torch.finfo(torch.float64).eps
     factor = factor.detach().double()
     size = factor.size(0)
     remaining = factor.diagonal().clone()
-    rows = factor.new_zeros(min(size, max_rank or size), size)  # rows of L', so that each step is one GEMV
-    floor = size * torch.finfo(torch.float64).eps * float(remaining.max().clamp_min(0.0))
+    # rows of L', so that each step is one GEMV
+    rows = factor.new_zeros(size if max_rank is None else min(size, max_rank), size)
+    floor = eps * float(remaining.max().clamp_min(0.0))
     rank = 0
     while rank < len(rows):
-        error = float(remaining.clamp_min(0.0).sum())
+        error = float(remaining.abs().sum())
         pivot_value, pivot = remaining.max(0)
         # below the rounding floor a pivot is noise, and dividing by its root would amplify it
-        if error <= tolerance or float(pivot_value) <= floor / size:
+        if error <= tolerance or float(pivot_value) <= floor:
             break
         row = factor[pivot] - rows[:rank, pivot] @ rows[:rank]
         rows[rank] = row / pivot_value.sqrt()
@@ -41,4 +44,4 @@ def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) 
         remaining[pivot] = 0.0
         rank += 1
     left, singular, _ = torch.linalg.svd(rows[:rank].mT, full_matrices=False)
-    return left.flip(-1), singular.square().flip(-1), float(remaining.clamp_min(0.0).sum())
+    return left.flip(-1), singular.square().flip(-1), float(remaining.abs().sum())

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
+from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.products import kron_diagonal
 from gpytorch_gaps.kronecker.selection import kron_block, select_cells, spread_cells
@@ -67,6 +68,7 @@ class _GapBlockLogdet(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
         cholesky, noise, *factors = ctx.saved_tensors
         system: GapSystem = ctx.system
         inverse_root = torch.linalg.solve_triangular(

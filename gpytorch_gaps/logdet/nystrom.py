@@ -21,4 +21,6 @@ def nystrom_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) 
         )
     products = kron_diagonal(frozen_eigenvalues(factors, system.eigen().vectors))
     largest = products.topk(min(system.num_train, system.num_cells), dim=-1).values
-    return (system.num_train / system.num_cells * largest + noise.double()).log().sum(-1)
+    # cells observed twice can make N > M: the eigenvalues beyond M are zero
+    beyond = max(0, system.num_train - system.num_cells) * noise.double().log().sum(-1)
+    return (system.num_train / system.num_cells * largest + noise.double()).log().sum(-1) + beyond

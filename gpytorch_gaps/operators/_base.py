@@ -90,6 +90,15 @@ def check_factors(name: str, factors: tuple[Tensor, ...], square: bool) -> None:
             raise ValueError(f"{name}: factors: axis {axis} is on {factor.device}, axis 0 on {factors[0].device}")
 
 
+def same_cells(first: Tensor, second: Tensor) -> bool:
+    """Whether two indices name the same cells in the same order; by identity first, which costs no host copy."""
+    return (
+        first is second
+        or (first.data_ptr() == second.data_ptr() and first.shape == second.shape)
+        or torch.equal(first, second)
+    )
+
+
 def check_index(name: str, argument: str, index: Tensor, factors: tuple[Tensor, ...]) -> None:
     """The type and place of an index; its range is checked by indexing itself, without a host copy."""
     if not torch.is_tensor(index) or index.dtype != torch.long or index.dim() != 1:

@@ -6,7 +6,7 @@ from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperat
 from torch import Tensor
 
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, lifted_root
 
 
 def low_rank_operator(
@@ -15,6 +15,5 @@ def low_rank_operator(
     """``F C F' + D``. The root ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored."""
     vectors = [q.to(dtype) for q in preconditioner.vectors]
     basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
-    floor = torch.finfo(coefficients.dtype).tiny ** 0.5  # a root at zero has no derivative
-    root = DiagLinearOperator(coefficients.clamp_min(floor).sqrt().to(dtype))
+    root = DiagLinearOperator(lifted_root(coefficients).to(dtype))
     return PsdSumLinearOperator(RootLinearOperator(MatmulLinearOperator(basis, root)), diagonal)

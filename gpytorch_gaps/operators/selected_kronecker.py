@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index, same_cells
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.solvers.memo import Memo
 
@@ -56,9 +56,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether rows and columns are the same cells; by identity first, which costs no host copy."""
-        same = self.row_index is self.col_index or self.row_index.data_ptr() == self.col_index.data_ptr()
-        return self.row_shape == self.col_shape and (same or torch.equal(self.row_index, self.col_index))
+        """Whether rows and columns are the same cells."""
+        return self.row_shape == self.col_shape and same_cells(self.row_index, self.col_index)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs

@@ -1,6 +1,7 @@
 """``W K W' + D``: the covariance of the observations, which owns its solves and its log-determinant."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import linear_operator
@@ -22,6 +23,7 @@ from gpytorch_gaps.kronecker.selection import product_at, unravel
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
+from gpytorch_gaps.operators._base import same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import krylov_solve, solve_in_force
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
@@ -58,6 +60,8 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
                 f"SelectedKroneckerAddedDiagOperator: the diagonal is {noise.dtype} on {noise.device}, "
                 f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
             )
+        if isinstance(noise, SelectedKroneckerDiagOperator) and not same_cells(noise.index, kernel.row_index):
+            raise ValueError("index: the noise is on other cells than the kernel; expected the same")
 
     # -- staying what it is ------------------------------------------------------------------------------------------
 
@@ -151,6 +155,11 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
                 f"solve: right_tensor: got shape {tuple(right_tensor.shape)}, expected {self.size(-1)} rows"
             )
         columns = right_tensor.unsqueeze(-1) if right_tensor.dim() == 1 else right_tensor
+        if columns.dim() > 2 and not self.batch_shape:
+            # a batch of right-hand sides for one matrix is a matrix with more of them
+            flat = columns.movedim(-2, 0).flatten(1)
+            solution = self.solve(flat).unflatten(1, (*columns.shape[:-2], columns.size(-1))).movedim(0, -2)
+            return solution if left_tensor is None else left_tensor @ solution
         operator, columns = self._same_batch(columns)
         solution = OwnSolve.apply(operator.representation_tree(), columns, *operator.representation())
         solution = solution.squeeze(-1) if right_tensor.dim() == 1 else solution
@@ -203,17 +212,67 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
             if inv_quad_rhs is None:
                 raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
-        if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
-            # the quadratic form is solved, and its residual judged, in the original units
-            whitened, root = self._whitened()
+        together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
+        if together and self._logdet_path() == ("stochastic", "data"):
+            # one run of conjugate gradients serves probes and right-hand sides
+            quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
+        else:
             quad = zero if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
-            _, value = whitened.inv_quad_logdet(None, True)
-            return quad, value + 2.0 * root.log().sum(-1)
+            value, report = self._own_logdet()
+        report_logdet(report)
+        return quad, value
+
+    def _logdet_path(self) -> tuple[str, str]:
+        """The method, and the side of the block identity it works on: ("exact", "gaps"), ... or ("product", "")."""
+        if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
+            return "product", ""
+        system, method = self._system(), settings.logdet_method.value()
+        rows, gaps = system.num_train, system.num_cells - system.num_train
+        limit = linear_operator.settings.max_cholesky_size.value()
+        # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
+        side = "gaps" if system.fillable and gaps < rows and rows > min(_CHEAP_CHOLESKY, limit) else "data"
+        if method == "auto":
+            small = (gaps if side == "gaps" else rows) <= limit
+            dense = linear_operator.settings.fast_computations.log_prob.off()
+            method = "exact" if small or dense else "stochastic"
+        if method == "stochastic":
+            side = "gaps" if system.fillable and self._prefers_gaps(system) else "data"
+        return method, side
+
+    def _prefers_gaps(self, system: GapSystem) -> bool:
+        """Whether Lanczos is better off on the gaps: where no affordable rank takes the spectrum down to the noise."""
+        if settings.preconditioner_rank.value() is not None:
+            return False
+        if not len(system.gap_index):
+            return True
+        columns = linear_operator.settings.num_trace_samples.value() + 1
+        plan = best_rank(system, columns, settings.tolerance_in_force(training=True))
+        return not plan.rank or system.eigenvalue_after(plan.rank) > float(system.noise.min())
+
+    def _own_logdet(self) -> tuple[Tensor, LogdetReport]:
+        """``log|W K W' + D|``, differentiable, and how it was found."""
         method, side = self._logdet_path()
-        if method == "stochastic" and side == "data":
-            return self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
-        quad = zero if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
-        return quad, self._own_logdet(method, side).to(self.dtype)
+        if method == "product":
+            whitened, root = self._whitened()
+            value, report = whitened._own_logdet()
+            value = value + 2.0 * root.log().sum(-1)
+            return value, replace(report, value=value.detach())
+        if (method, side) == ("stochastic", "data"):
+            _, value, report = self._upstream_inv_quad_logdet(None, True)
+            return value, report
+        system, noise = self._system(), self._noise_tensor()
+        error: Tensor | None = torch.zeros((), device=self.device)
+        probes = 0
+        if method == "nystrom":
+            value, error = nystrom_logdet(system, self.factors, noise), None
+        elif method == "stochastic":
+            value, error, probes = self._gap_side_stochastic(system, noise)
+        elif side == "gaps":
+            value = gap_side_logdet(system, self.factors, noise)
+        else:
+            value = data_side_logdet(self.factors, self.train_index, noise)
+        value = value.to(self.dtype)
+        return value, LogdetReport(method, value.detach(), error, probes, reason=f"{side} side")
 
     def _whitened(self) -> tuple["SelectedKroneckerAddedDiagOperator", Tensor]:
         """``D^(-1/2) (W K W' + D) D^(-1/2)``, unit noise, differentiable; and the diagonal of ``D^(1/2)``."""
@@ -224,53 +283,11 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         operator = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
         return operator, product_at(roots, unravel(self.train_index, tuple(root.size(-1) for root in roots)))
 
-    def _logdet_path(self) -> tuple[str, str]:
-        """The method, and the side of the block identity it works on."""
-        system, method = self._system(), settings.logdet_method.value()
-        rows, gaps = system.num_train, system.num_cells - system.num_train
-        # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
-        side = "gaps" if system.fillable and gaps < rows and rows > _CHEAP_CHOLESKY else "data"
-        if method == "auto":
-            smaller = gaps if side == "gaps" else rows
-            small = smaller <= linear_operator.settings.max_cholesky_size.value()
-            dense = linear_operator.settings.fast_computations.log_prob.off()
-            method = "exact" if small or dense else "stochastic"
-        if method == "stochastic":
-            side = "gaps" if system.fillable and self._prefers_gaps(system) else "data"
-        return method, side
-
-    def _prefers_gaps(self, system: GapSystem) -> bool:
-        """Whether Lanczos is better off on the gaps: where no affordable rank takes the spectrum down to the noise."""
-        rank = settings.preconditioner_rank.value()
-        if rank is not None:
-            return False
-        if not len(system.gap_index):
-            return True
-        columns = linear_operator.settings.num_trace_samples.value() + 1
-        plan = best_rank(system, columns, settings.tolerance_in_force(training=True))
-        return not plan.rank or system.eigenvalue_after(plan.rank) > float(system.noise.min())
-
-    def _own_logdet(self, method: str, side: str) -> Tensor:
-        system, noise = self._system(), self._noise_tensor()
-        error: Tensor | None = torch.zeros(())
-        probes = 0
-        if method == "nystrom":
-            value, error = nystrom_logdet(system, self.factors, noise), None
-        elif method == "exact":
-            if side == "gaps":
-                value = gap_side_logdet(system, self.factors, noise)
-            else:
-                value = data_side_logdet(self.factors, self.train_index, noise)
-        else:
-            value, error, probes = self._gap_side_stochastic(system, noise)
-        report_logdet(LogdetReport(method, value.detach(), error, probes, reason=f"{side} side"))
-        return value
-
     def _gap_side_stochastic(self, system: GapSystem, noise: Tensor) -> tuple[Tensor, Tensor, int]:
         """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix."""
         value = grid_logdet(system, self.factors, noise)
         if not len(system.gap_index):
-            return value, torch.zeros(()), 0
+            return value, torch.zeros((), device=self.device), 0
         self._linear_op.memo.get("eigen", self.factors, system.eigen)  # worked out already: not once more below
         gaps = FillGapsOperator(*self.factors, noise=noise, gap_index=system.gap_index, memo=self._linear_op.memo)
         with linear_operator.settings.max_cholesky_size(0):
@@ -278,13 +295,15 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         estimates = gaps.last_probe_estimates()
         return value, standard_error(estimates), estimates.size(0)
 
-    def _upstream_inv_quad_logdet(self, rhs: Tensor | None, reduce_inv_quad: bool) -> tuple[Tensor, Tensor]:
+    def _upstream_inv_quad_logdet(
+        self, rhs: Tensor | None, reduce_inv_quad: bool
+    ) -> tuple[Tensor, Tensor, LogdetReport]:
         """GPyTorch's own estimator, with our preconditioner for its variance and our solves."""
+        # autograd Functions rebuild the operator fully expanded: the system they solve must be the one we ask below
+        operator = self._expand_batch(self.batch_shape) if self.batch_shape else self
         with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
-            quad, value = super().inv_quad_logdet(rhs, True, reduce_inv_quad)
-        estimates = self._system().probe_estimates
+            quad, value = AddedDiagLinearOperator.inv_quad_logdet(operator, rhs, True, reduce_inv_quad)
+        estimates = operator._system().probe_estimates
         assert estimates is not None  # set by _solve, which the estimator above called
-        report_logdet(
-            LogdetReport("stochastic", value.detach(), standard_error(estimates), estimates.size(0), "data side")
-        )
-        return quad, value
+        error = standard_error(estimates)
+        return quad, value, LogdetReport("stochastic", value.detach(), error, estimates.size(0), "data side")

@@ -14,5 +14,5 @@ class EigenPreconditioner(LowRankPreconditioner):
     """
 
     def __init__(self, eigen: KroneckerEigen, train_index: Tensor, noise: Tensor, rank: int) -> None:
-        values, positions = leading_products(eigen.values, min(rank, eigen.products.size(-1)))
+        values, positions = leading_products(eigen.values, min(rank, eigen.num_cells))
         super().__init__(eigen.vectors, positions, values, train_index, noise)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpytorch_gaps.kronecker.eigen import leading_products
+from gpytorch_gaps.kronecker.eigen import largest_left_out, leading_products
 from gpytorch_gaps.kronecker.gram import pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul_flops
 from gpytorch_gaps.solvers.system import GapSystem
@@ -85,7 +85,7 @@ def expected_iterations(condition: float, tolerance: float) -> float:
     root = math.sqrt(condition)
     if root <= 1.0:
         return 1.0
-    if math.isinf(root):
+    if math.isinf(root) or tolerance <= 0.0:
         return math.inf
     return 1.0 + math.ceil(math.log(2.0 / tolerance) / (2.0 * math.atanh(1.0 / root)))
 
@@ -94,12 +94,14 @@ def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     """The rank at which preconditioned ignore-gaps should cost least, set-up included. 0: no preconditioner."""
     noise = float(system.noise.min())
     limit = min(system.num_train, system.num_cells, _RANKS[-1])
-    values, positions = leading_products(system.eigen().values, limit + 1)
-    values = values.reshape(-1, values.size(-1)).max(0).values
+    spectrum = system.eigen().values
+    values, positions = leading_products(spectrum, limit + 1)
     plans = []
     for rank in (0, *(rank for rank in _RANKS if rank < limit), limit):
-        # with every eigenvalue taken, only rounding is left
-        left = float(values[rank]) if rank < len(values) else 0.0
+        if values.dim() == 1:
+            left = float(values[rank]) if rank < len(values) else 0.0
+        else:
+            left = largest_left_out(spectrum, positions[:, :rank])
         condition = 1.0 + left / noise if noise > 0 else math.inf
         setup, application = 0.0, 0.0
         if rank:

@@ -58,7 +58,9 @@ class _Listener:
             self.done = True
             residual.zero_()
             return residual.clone()
-        result = residual.clone() if self.precondition is None else self.precondition(residual)
+        result = residual if self.precondition is None else self.precondition(residual)
+        if result.data_ptr() == residual.data_ptr():
+            result = residual.clone()  # linear_cg changes both in place
         if self.keep_lanczos:
             inner = (residual * result).sum(-2)
             if self._inner is not None:
@@ -88,7 +90,9 @@ def conjugate_gradients(
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
-    scale = rhs.norm(dim=-2, keepdim=True)
+    largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
+    largest = largest.masked_fill(largest == 0, 1.0)
+    scale = (rhs / largest).norm(dim=-2, keepdim=True) * largest
     unit = rhs / scale.masked_fill(scale == 0, 1.0)
     listener = _Listener(matmul, precondition, lambda residual: stop(residual * scale), lanczos)
     with warnings.catch_warnings():

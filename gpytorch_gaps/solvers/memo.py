@@ -2,7 +2,8 @@
 
 GPyTorch rebuilds an operator from its tensors in every autograd Function, so an operator's caches must ride along as an
 argument. An entry is found by the memory, layout and version of its tensors, and keeps them alive, so that memory
-cannot be reused for other data, nor changed in place, without the entry missing.
+cannot be reused for other data, nor changed in place, without the entry missing. (Writes behind autograd's back,
+through ``t.data`` or ``t.numpy()``, leave no version: they go unnoticed, here as in autograd.)
 """
 
 from collections import OrderedDict

@@ -45,11 +45,12 @@ def solve_system(
     started = time.perf_counter()
     if not bool(torch.isfinite(rhs).all()):
         raise ValueError("rhs: got NaN or infinite entries, expected finite numbers")
-    dtype, wide = rhs.dtype, rhs.double()
-    if system.row_scale is not None:
-        wide = wide / system.row_scale
-    if guess is not None:
-        guess = guess.double() if system.row_scale is None else guess.double() * system.row_scale
+    # whitened where the noise is a product, and of size one, so that no norm under- or overflows
+    scale = rhs.double().abs().amax(-2, keepdim=True) if rhs.size(-2) else torch.ones((), dtype=torch.float64)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    roots = 1.0 if system.row_scale is None else system.row_scale
+    dtype, wide = rhs.dtype, rhs.double() / scale / roots
+    guess = None if guess is None else guess.double() / scale * roots
     inner = torch.float32 if system.dtype == torch.float32 else torch.float64
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
     if method == "auto":
@@ -74,7 +75,7 @@ def solve_system(
     assert best is not None
     plan, best_solution, best_residual = best
     converged = bool((best_residual <= tolerance).all())
-    solution = best_solution if system.row_scale is None else best_solution / system.row_scale
+    solution = best_solution * scale / roots
     report = SolveReport(
         method=plan.method,
         iterations=iterations,
@@ -101,6 +102,8 @@ def _named_plan(
         rank = best_rank(system, columns, tolerance).rank
     if method == "penalize":
         rank = 0
+    if rank and method == "ignore" and not float(system.noise.min()) > 0:
+        raise ValueError(f"preconditioner_rank: got {rank} without noise, expected 0: the preconditioner divides by it")
     size = len(system.gap_index) if method == "fill" else system.num_train
     return Plan(method, min(rank or 0, size), budget=max_iterations, reason="asked for")
 

@@ -6,14 +6,16 @@ fill-gaps applies; residuals are still judged, and reported, in the original uni
 """
 
 import math
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, leading_products
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, largest_left_out, leading_products
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
@@ -98,9 +100,20 @@ class GapSystem:
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
         if torch.float64 not in self._eigen:
             self._eigen[torch.float64] = kron_eigh(self.factors())
+            self._warn_if_indefinite(self._eigen[torch.float64].negative)
         if dtype not in self._eigen:
             self._eigen[dtype] = self._eigen[torch.float64].to(dtype)
         return self._eigen[dtype]
+
+    def _warn_if_indefinite(self, negative: float) -> None:
+        noise = float(self.noise.min())
+        if negative > max(noise, 0.0) > 0:
+            warnings.warn(
+                f"the kernel's factors are indefinite: eigenvalues reach {-negative:.1e}, beyond the noise of "
+                f"{noise:.1e}. Results depend on how rounding is undone. Try: float64 factors, or more noise.",
+                NumericalWarning,
+                stacklevel=2,
+            )
 
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""
@@ -131,8 +144,8 @@ class GapSystem:
 
     def eigenvalue_after(self, rank: int) -> float:
         """The largest eigenvalue of K that a rank-`rank` approximation leaves out."""
-        values, _ = leading_products(self.eigen().values, rank + 1)
-        return float(values[..., rank].max()) if rank < values.size(-1) else 0.0
+        _, positions = leading_products(self.eigen().values, rank)
+        return largest_left_out(self.eigen().values, positions)
 
     # -- preconditioners, set up once a rank ---------------------------------------------------------------------------
 

@@ -146,3 +146,11 @@ def test_the_cheaper_contraction_is_taken(monkeypatch, spread, expected):
     monkeypatch.setattr(gram, "_gram_by_columns", lambda *args: taken.append("columns"))
     gram.masked_gram(vectors, positions, weights)
     assert taken == [expected]
+
+
+def test_weights_of_a_batch_that_cancel_are_not_gaps():
+    vectors, positions, weights = problem((4, 3), 5)
+    weights = torch.stack([weights, -weights])
+    for contraction in CONTRACTIONS:
+        result = contraction(vectors, positions, weights)
+        torch.testing.assert_close(result, dense_gram(vectors, positions, weights), **CLOSE)

@@ -1,4 +1,4 @@
-"""What a solve reports is true: residuals of the original system recomputed densely, convergence, warm starts, refusals."""
+"""What a solve reports is true: residuals of the original system recomputed densely, convergence, warm starts."""
 
 import warnings
 
@@ -129,7 +129,7 @@ def test_every_solve_of_a_likelihood_is_reported(logdet, rank):
 
 @pytest.mark.parametrize("method", ["fill", "auto"])
 def test_fill_residual_at_small_noise_is_the_original_one(method):
-    """At s2 = 1e-6 fill-gaps' own residual is amplified by |K| / s2, about 1e7; what is reported is the original one."""
+    """At s2 = 1e-6 fill-gaps' own residual is amplified by |K| / s2, about 1e7; the original one is reported."""
     shape = (16, 14)
     smooth, noise = [dense.se(16, 0.4), dense.se(14, 0.4)], number(1e-6)
     index = dense.observed("random", shape)
