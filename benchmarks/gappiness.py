@@ -2,8 +2,9 @@
 
     python -m benchmarks.gappiness --json results/gappiness.json --plot results/gappiness.png
 
-The response is the two-dimensional Rastrigin function on 100 x 100 points, standardised; the kernel is squared-exponential with
-its length-scale tuned on the full grid, as in the paper; gaps are random. A run over its iteration cap is shown as capped.
+The response is the two-dimensional Rastrigin function on 100 x 100 points, standardised; the kernel is
+squared-exponential with its length-scale tuned on the full grid, as in the paper; gaps are random. A run over its
+iteration cap is shown as capped.
 """
 
 import argparse

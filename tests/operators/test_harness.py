@@ -1,7 +1,7 @@
 """linear_operator's own harness, unmodified, over every operator: square, rectangular and batched.
 
-The harness solves with Cholesky forbidden (``max_cholesky_size(0)``) and enforced, and checks that conjugate gradients were
-called, or not, accordingly.
+The harness solves with Cholesky forbidden (``max_cholesky_size(0)``) and enforced, and checks that conjugate
+gradients were called, or not, accordingly.
 """
 
 import unittest
