@@ -1,4 +1,4 @@
-"""The paper's stress test at M = 10,000 (fig:10K): every method over gappiness and noise, in iterations, FLOPs and true residual.
+"""The paper's stress test at M = 10,000 (fig:10K): every method over gappiness and noise.
 
     python -m benchmarks.gappiness --json results/gappiness.json --plot results/gappiness.png
 

@@ -24,12 +24,9 @@ def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
 
     The result may be a transposed view, ``(C, Q)`` in memory; passed on to another product, it is not copied.
 
-    Args:
-        factors: ``F_i``, each of shape ``(*batch, q_i, m_i)``.
-        x: Right-hand sides of shape ``(*batch, M, C)`` with ``M = Π m_i``, the last axis fastest.
-
-    Returns:
-        Tensor of shape ``(*batch, Q, C)`` with ``Q = Π q_i``.
+    :param factors: F_i, shape (*batch, q_i, m_i) each.
+    :param x: right-hand sides, shape (*batch, M, C) with M = prod m_i, the last axis fastest.
+    :return: shape (*batch, Q, C) with Q = prod q_i.
     """
     shapes = [(f.shape[-2], f.shape[-1]) for f in factors]
     size, num_rhs = x.shape[-2:]
@@ -52,9 +49,8 @@ def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
 def kron_matmul_flops(shapes: Sequence[tuple[int, int]], num_rhs: int = 1) -> int:
     """FLOPs of :func:`kron_matmul`: ``Σ_i 2 q_i m_i left_i right_i`` over the axes in the order taken.
 
-    Args:
-        shapes: ``(q_i, m_i)`` of each factor.
-        num_rhs: Number ``C`` of right-hand sides.
+    :param shapes: (q_i, m_i) of each factor.
+    :param num_rhs: C, the number of right-hand sides.
     """
     sizes = [m for _, m in shapes]
     flops = 0
