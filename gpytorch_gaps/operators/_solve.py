@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.reports import NotConvergedWarning
+from gpytorch_gaps.reports import NotConvergedWarning, SolveReport
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
@@ -46,6 +46,20 @@ class KrylovResult:
     @property
     def converged(self) -> bool:
         return bool((self.residual <= self.tolerance).all())
+
+    def report(self, method: str, rank: int, flops: float, reason: str) -> SolveReport:
+        return SolveReport(
+            method=method,
+            iterations=self.iterations,
+            residual=self.residual,
+            seconds=self.seconds,
+            rank=rank,
+            num_rhs=self.residual.numel(),
+            converged=self.converged,
+            tolerance=self.tolerance,
+            flops=flops,
+            reason=reason,
+        )
 
     def as_upstream(self) -> Any:
         """What linear_operator expects of ``_solve``; a warning if it did not converge."""

@@ -1,5 +1,6 @@
 """``W K W' + D``: the covariance of the observations, which owns its solves and its log-determinant."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.kronecker.selection import product_at, unravel
+from gpytorch_gaps.logdet.choose import choose_logdet
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
@@ -29,12 +31,10 @@ from gpytorch_gaps.operators._solve import krylov_solve, solve_in_force
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
-from gpytorch_gaps.reports import LogdetReport, SolveReport, report_logdet, report_solve
+from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.choose import best_rank
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.system import GapSystem, whiten
-
-_CHEAP_CHOLESKY = 800
 
 
 class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
@@ -124,20 +124,10 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         result = krylov_solve(self._wide_matmul(), rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
         assert result.lanczos is not None
         system.probe_estimates = log_quadrature(result.lanczos, self.size(-1))
+        flops = result.iterations * result.residual.numel() * system.product_flops
         rank = getattr(getattr(preconditioner, "__self__", None), "rank", 0)
-        report = SolveReport(
-            method="ignore",
-            iterations=result.iterations,
-            residual=result.residual,
-            seconds=result.seconds,
-            rank=rank,
-            num_rhs=result.residual.numel(),
-            converged=result.converged,
-            tolerance=result.tolerance,
-            flops=result.iterations * result.residual.numel() * system.product_flops,
-            reason=f"with {num_tridiag} probes for the log-determinant",
-        )
-        report_solve(report, ADVICE["ignore"])
+        reason = f"with {num_tridiag} probes for the log-determinant"
+        report_solve(result.report("ignore", rank, flops, reason), ADVICE["ignore"])
         return result.solution, result.lanczos.to(result.solution.dtype)
 
     def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
@@ -223,31 +213,18 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         return quad, value
 
     def _logdet_path(self) -> tuple[str, str]:
-        """The method, and the side of the block identity it works on: ("exact", "gaps"), ... or ("product", "")."""
+        """The method, and the side of the block identity it works on; ("product", "") is whitened first."""
         if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
             return "product", ""
-        system, method = self._system(), settings.logdet_method.value()
-        rows, gaps = system.num_train, system.num_cells - system.num_train
-        limit = linear_operator.settings.max_cholesky_size.value()
-        # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
-        side = "gaps" if system.fillable and gaps < rows and rows > min(_CHEAP_CHOLESKY, limit) else "data"
-        if method == "auto":
-            small = (gaps if side == "gaps" else rows) <= limit
-            dense = linear_operator.settings.fast_computations.log_prob.off()
-            method = "exact" if small or dense else "stochastic"
-        if method == "stochastic":
-            side = "gaps" if system.fillable and self._prefers_gaps(system) else "data"
-        return method, side
-
-    def _prefers_gaps(self, system: GapSystem) -> bool:
-        """Whether Lanczos is better off on the gaps: where no affordable rank takes the spectrum down to the noise."""
-        if settings.preconditioner_rank.value() is not None:
-            return False
-        if not len(system.gap_index):
-            return True
-        columns = linear_operator.settings.num_trace_samples.value() + 1
-        plan = best_rank(system, columns, settings.tolerance_in_force(training=True))
-        return not plan.rank or system.eigenvalue_after(plan.rank) > float(system.noise.min())
+        dense = linear_operator.settings.fast_computations.log_prob.off()
+        return choose_logdet(
+            self._system(),
+            settings.logdet_method.value(),
+            rank=settings.preconditioner_rank.value(),
+            num_probes=linear_operator.settings.num_trace_samples.value(),
+            tolerance=settings.tolerance_in_force(training=True),
+            max_cholesky=math.inf if dense else linear_operator.settings.max_cholesky_size.value(),
+        )
 
     def _own_logdet(self) -> tuple[Tensor, LogdetReport]:
         """``log|W K W' + D|``, differentiable, and how it was found."""

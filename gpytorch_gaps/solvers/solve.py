@@ -46,7 +46,7 @@ def solve_system(
     if not bool(torch.isfinite(rhs).all()):
         raise ValueError("rhs: got NaN or infinite entries, expected finite numbers")
     # whitened where the noise is a product, and of size one, so that no norm under- or overflows
-    scale = rhs.double().abs().amax(-2, keepdim=True) if rhs.size(-2) else torch.ones((), dtype=torch.float64)
+    scale = rhs.double().abs().amax(-2, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     roots = 1.0 if system.row_scale is None else system.row_scale
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
