@@ -68,12 +68,15 @@ def from_points(
     # Distinct as given, before any cast: one that merges coordinates is then refused by the grid.
     raw = given.tensor.detach()
     grid = CartesianGrid([_distinct_rows(raw[:, list(group)]).to(points) for group in groups])
-    refuse_repeats("x", points)
-    return grid, points[observed][:, order], targets[observed]
+    points = points[:, order]
+    refuse_repeats("x", points, keys=grid.index_of(points))
+    return grid, points[observed], targets[observed]
 
 
 def _distinct_rows(rows: Tensor) -> Tensor:
     """The distinct ones among `rows` `(N, d)`, in lexicographic order."""
+    if rows.shape[1] == 1:
+        return torch.unique(rows).unsqueeze(-1)
     is_first = first_equal_row(rows, rows) == torch.arange(len(rows), device=rows.device)
     return torch.unique(rows[is_first], dim=0)  # sorts them: slow on many, but few are left
 

@@ -163,9 +163,9 @@ def refuse(bad: Tensor, tensor: Tensor, name: str, expected: str) -> None:
         raise ValueError(f"{name}: entry {entry} is {tensor[entry].item()}; expected {expected}")
 
 
-def refuse_repeats(name: str, rows: Tensor) -> None:
-    """Raise when two of the rows `(m, d)` are equal."""
-    first = first_equal_row(rows, rows)
+def refuse_repeats(name: str, rows: Tensor, keys: Tensor | None = None) -> None:
+    """Raise when two of the rows `(m, d)` are equal; `keys` `(m,)` tell rows apart more cheaply where given."""
+    first = first_equal_row(rows, rows) if keys is None else _first_equal(keys, keys)
     repeats = (first != torch.arange(len(rows), device=rows.device)).nonzero()
     if len(repeats) > 0:
         later = int(repeats[0])
