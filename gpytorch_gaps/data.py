@@ -1,6 +1,7 @@
 """From the forms in which data with gaps come, to a grid and its observations."""
 
 from collections.abc import Hashable, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def from_points(
         raise ValueError(f"y: got shape {tuple(targets.shape)}; expected ({len(points)},), one for each row of x")
     columns = range(points.shape[1])
     groups = [[column] for column in columns] if groups is None else groups
-    order = list(chain.from_iterable(groups))
+    order = list(chain.from_iterable([group] if isinstance(group, int) else group for group in groups))
+    groups = [[group] if isinstance(group, int) else group for group in groups]
     if sorted(order) != list(columns) or not all(groups):
         raise ValueError(f"groups: got {groups}; expected each column of x, 0 to {columns[-1]}, in exactly one group")
     refuse(~points.isfinite(), points, "x", "finite coordinates")
@@ -108,7 +110,24 @@ def _dimension_axis(data_array: "xarray.DataArray", dim: Hashable) -> list[float
         if np.isnat(coordinate).any():
             raise ValueError(f"coordinate {dim!r} has NaT; expected times")
         return _days_since_first(coordinate).tolist()
+    if coordinate.dtype.kind == "O" and len(coordinate):
+        return _days_or_labels(dim, coordinate)
     return coordinate.tolist() if coordinate.dtype.kind in "iufc" else None
+
+
+def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
+    """Dates of any calendar as days since the first; None, for 0, 1, .., m - 1, where they are labels."""
+    if all(isinstance(entry, (str, bool, tuple)) for entry in objects):
+        return None
+    try:
+        spans = [entry - objects[0] for entry in objects]
+    except TypeError:
+        spans = []
+    if not spans or not all(isinstance(span, timedelta) for span in spans):
+        raise ValueError(
+            f"coordinate {dim!r} holds {type(objects[0]).__name__}; expected numbers, times, or strings as labels"
+        )
+    return [span / timedelta(days=1) for span in spans]
 
 
 def _days_since_first(times: np.ndarray) -> np.ndarray:

@@ -52,6 +52,8 @@ def gappy_field(generator: torch.Generator) -> tuple[list[Tensor], Tensor, Tenso
 
 def run_demo(output: Path) -> int:
     """Prints a line a method, writes the picture, and returns 0 if all of them agree."""
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"output: got {output}, expected a name that ends in .png, .pdf or .svg")
     factors, truth, seen = gappy_field(torch.Generator().manual_seed(3))
     grid, train_x, train_y = from_array(seen)
     index = grid.index_of(train_x)

@@ -63,7 +63,13 @@ class LogdetReport:
     value: Tensor
     standard_error: Tensor | None
     num_probes: int
+    iterations: int = 0  # of Lanczos
     reason: str = ""
+
+    def __str__(self) -> str:
+        error = "biased" if self.standard_error is None else f"standard error {float(self.standard_error.max()):.2g}"
+        probes = f", {self.num_probes} probes, {self.iterations} iterations" if self.num_probes else ""
+        return f"{self.method} ({self.reason}): {self.value.tolist()}, {error}{probes}"
 
 
 class SolveRecord(list[SolveReport]):

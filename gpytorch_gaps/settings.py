@@ -6,6 +6,7 @@ looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over
 """
 
 import math
+import numbers
 from typing import Any
 
 import linear_operator
@@ -42,7 +43,7 @@ class _Number(_Setting):
     optional = False
 
     def __init__(self, value: Any) -> None:
-        kind = int if self.integer else (int, float)
+        kind = numbers.Integral if self.integer else numbers.Real  # NumPy's scalars are welcome
         valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         valid = valid and (value > self.minimum if self.exclusive else value >= self.minimum)
         if not (valid or (value is None and self.optional)):

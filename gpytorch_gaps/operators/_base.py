@@ -1,9 +1,10 @@
 """What our operators share: Kronecker factors as positional arguments, and flat cell indices that are never batched."""
 
+import math
 from typing import Any
 
 import torch
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 
@@ -80,7 +81,8 @@ def check_factors(name: str, factors: tuple[Tensor, ...], square: bool) -> None:
         raise ValueError(f"{name}: factors: got none, expected one matrix an axis")
     for axis, factor in enumerate(factors):
         if not torch.is_tensor(factor):
-            raise ValueError(f"{name}: factors: axis {axis}: got {type(factor).__name__}, expected a tensor")
+            hint = "call .to_dense() on it" if isinstance(factor, LinearOperator) else "pass *factors, one an axis"
+            raise ValueError(f"{name}: factors: axis {axis}: got {type(factor).__name__}, expected a tensor; {hint}")
         if factor.dim() < 2 or (square and factor.size(-1) != factor.size(-2)):
             wanted = "(*batch, m, m)" if square else "(*batch, q, m)"
             raise ValueError(f"{name}: factors: axis {axis}: got shape {tuple(factor.shape)}, expected {wanted}")
@@ -88,6 +90,15 @@ def check_factors(name: str, factors: tuple[Tensor, ...], square: bool) -> None:
             raise ValueError(f"{name}: factors: axis {axis} is {factor.dtype}, axis 0 is {factors[0].dtype}")
         if factor.device != factors[0].device:
             raise ValueError(f"{name}: factors: axis {axis} is on {factor.device}, axis 0 on {factors[0].device}")
+    check_batches(f"{name}: factors", *(factor.shape[:-2] for factor in factors))
+
+
+def check_batches(name: str, *shapes: torch.Size) -> None:
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError as error:
+        came = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"{name}: got batch shapes {came}, expected ones that broadcast") from error
 
 
 def same_cells(first: Tensor, second: Tensor) -> bool:
@@ -99,10 +110,42 @@ def same_cells(first: Tensor, second: Tensor) -> bool:
     )
 
 
-def check_index(name: str, argument: str, index: Tensor, factors: tuple[Tensor, ...]) -> None:
-    """The type and place of an index; its range is checked by indexing itself, without a host copy."""
+def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    """That an index is one: 1-D, int64, on the device, and of cells that a grid of this shape has.
+
+    A negative cell would silently be counted from the end wherever a matrix is indexed. The range of an index is
+    looked at once, not whenever an operator is rebuilt from its tensors.
+    """
     if not torch.is_tensor(index) or index.dtype != torch.long or index.dim() != 1:
         came = f"{index.dtype} of shape {tuple(index.shape)}" if torch.is_tensor(index) else type(index).__name__
-        raise ValueError(f"{name}: {argument}: got {came}, expected a 1-D int64 tensor of flat cells")
-    if index.device != factors[0].device:
-        raise ValueError(f"{name}: {argument}: is on {index.device}, the factors on {factors[0].device}")
+        hint = "; a mask becomes one by .flatten().nonzero().squeeze(-1)" if came.startswith("torch.bool") else ""
+        raise ValueError(f"{name}: {argument}: got {came}, expected a 1-D int64 tensor of flat cells{hint}")
+    if index.device != device:
+        raise ValueError(f"{name}: {argument}: is on {index.device}, the factors on {device}")
+    cells = math.prod(shape)
+    if getattr(index, "_cells_of_grid", None) == cells:
+        return
+    outside = ((index < 0) | (index >= cells)).nonzero()
+    if len(outside):
+        entry = int(outside[0])
+        raise ValueError(
+            f"{name}: {argument}: entry {entry} is {int(index[entry])}, expected cells 0 to {cells - 1}; "
+            "CartesianGrid.index_of gives -1 for points off the grid"
+        )
+    index._cells_of_grid = cells  # type: ignore[attr-defined]
+
+
+def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOperator:
+    """What ``operator.add_diagonal(diag)`` adds: constant for a number or one value, else one entry a row."""
+    if not operator.is_square:
+        raise ValueError(f"add_diagonal: got an operator of shape {tuple(operator.shape)}, expected a square one")
+    rows, batch = operator.size(-1), operator.batch_shape
+    if not torch.is_tensor(diag):
+        diag = torch.tensor(float(diag), dtype=operator.dtype, device=operator.device)
+    if diag.dim() == 0 or (diag.size(-1) == 1 and rows != 1):
+        check_batches("add_diagonal: diag", batch, diag.shape[:-1])
+        return ConstantDiagLinearOperator(diag.expand(*batch, 1), diag_shape=rows)
+    if diag.size(-1) != rows:
+        raise ValueError(f"add_diagonal: diag: got shape {tuple(diag.shape)}, expected (), (1,) or ({rows},)")
+    check_batches("add_diagonal: diag", batch, diag.shape[:-1])
+    return DiagLinearOperator(diag.expand(*batch, rows))

@@ -66,8 +66,8 @@ class KrylovResult:
         if not self.converged:
             warnings.warn(
                 f"conjugate gradients stopped after {self.iterations} iterations with a relative residual of "
-                f"{float(self.residual.max()):.1e} where {self.tolerance:.1e} was asked for. Try: a larger "
-                "preconditioner_rank, or more max_iterations.",
+                f"{float(self.residual.max()):.1e} where {self.tolerance:.1e} was asked for. Try: more "
+                "max_iterations, a diagonal added to the matrix, or a preconditioner_rank if the operator takes one.",
                 NotConvergedWarning,
                 stacklevel=2,
             )

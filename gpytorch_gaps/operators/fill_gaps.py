@@ -1,5 +1,6 @@
 """``V (K + s2 I)^-1 V'``: the matrix of thm:FG, on the gaps."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +36,11 @@ class FillGapsOperator(KroneckerFactorsOperator):
 
     def __init__(self, *factors: Tensor, noise: float | Tensor, gap_index: Tensor, memo: Memo | None = None) -> None:
         check_factors("FillGapsOperator", factors, square=True)
-        check_index("FillGapsOperator", "gap_index", gap_index, factors)
+        shape = tuple(factor.size(-1) for factor in factors)
+        check_index("FillGapsOperator", "gap_index", gap_index, shape, factors[0].device)
         self.noise = as_noise("FillGapsOperator", noise, factors)
         self.gap_index, self.memo = gap_index, memo or Memo()
-        self.num_cells = 1
-        for factor in factors:
-            self.num_cells *= factor.size(-1)
+        self.num_cells = math.prod(shape)
         super().__init__(*factors, noise=self.noise, gap_index=gap_index, memo=self.memo)
 
     def _size(self) -> torch.Size:
@@ -83,16 +83,16 @@ class FillGapsOperator(KroneckerFactorsOperator):
             self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape, bool(num_tridiag)
         )
         if result.lanczos is not None:
-            self._probe_holder()["estimates"] = log_quadrature(result.lanczos, self.size(-1))
+            self._probe_holder()["last"] = log_quadrature(result.lanczos, self.size(-1)), result.iterations
         return result.as_upstream()
 
-    def _probe_holder(self) -> dict[str, Tensor]:
+    def _probe_holder(self) -> dict[str, tuple[Tensor, int]]:
         """Survives the rebuilding of the operator inside autograd Functions, like all that rides on the memo."""
         return self.memo.get("probes", (*self.factors, self.gap_index), dict)
 
-    def last_probe_estimates(self) -> Tensor:
-        """What each probe of the last stochastic log-determinant estimated. shape: (probes, *batch)"""
-        return self._probe_holder()["estimates"]
+    def last_probes(self) -> tuple[Tensor, int]:
+        """What each probe of the last stochastic log-determinant estimated, (probes, *batch), and the iterations."""
+        return self._probe_holder()["last"]
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         rank = settings.preconditioner_rank.value() or 0

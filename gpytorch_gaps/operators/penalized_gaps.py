@@ -1,5 +1,6 @@
 """``K + gamma R + s2 I`` on the whole grid: the matrix of sec:PG, the baseline the paper compares with."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,14 +33,13 @@ class PenalizedGapsOperator(KroneckerFactorsOperator):
 
     def __init__(self, *factors: Tensor, noise: float | Tensor, gap_index: Tensor, penalty: float) -> None:
         check_factors("PenalizedGapsOperator", factors, square=True)
-        check_index("PenalizedGapsOperator", "gap_index", gap_index, factors)
-        if not penalty > 0:
+        shape = tuple(factor.size(-1) for factor in factors)
+        check_index("PenalizedGapsOperator", "gap_index", gap_index, shape, factors[0].device)
+        if not isinstance(penalty, (int, float)) or not penalty > 0:
             raise ValueError(f"PenalizedGapsOperator: penalty: got {penalty}, expected a number above 0")
         self.noise = as_noise("PenalizedGapsOperator", noise, factors)
         self.gap_index, self.penalty = gap_index, penalty
-        self.num_cells = 1
-        for factor in factors:
-            self.num_cells *= factor.size(-1)
+        self.num_cells = math.prod(shape)
         super().__init__(*factors, noise=self.noise, gap_index=gap_index, penalty=penalty)
 
     def _size(self) -> torch.Size:

@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 import torch
-from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator, ZeroLinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index, same_cells
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.solvers.memo import Memo
 
@@ -46,8 +46,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         if col_index is None:
             same = self.row_shape == self.col_shape
             col_index = row_index if same else torch.arange(math.prod(self.col_shape), device=device)
-        check_index("SelectedKroneckerOperator", "row_index", row_index, factors)
-        check_index("SelectedKroneckerOperator", "col_index", col_index, factors)
+        check_index("SelectedKroneckerOperator", "row_index", row_index, self.row_shape, device)
+        check_index("SelectedKroneckerOperator", "col_index", col_index, self.col_shape, device)
         self.row_index, self.col_index, self.memo = row_index, col_index, memo or Memo()
         super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo)
 
@@ -111,13 +111,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             return SelectedKroneckerAddedDiagOperator(self, other)
         return super().__add__(other)
 
-    def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        if not self.is_square:
-            raise RuntimeError(f"add_diagonal: got an operator of shape {tuple(self.shape)}, expected a square one")
-        if diag.dim() == 0 or diag.size(-1) == 1:
-            values = diag.expand(*self.batch_shape, 1)
-            return self + ConstantDiagLinearOperator(values, diag_shape=self.size(-1))
-        return self + DiagLinearOperator(diag.expand(*self.batch_shape, self.size(-1)))
+    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
+        return self + as_diagonal(self, diag)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""

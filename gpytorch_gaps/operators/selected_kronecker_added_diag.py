@@ -7,6 +7,7 @@ from typing import Any
 
 import linear_operator
 import torch
+from linear_operator import to_dense
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
@@ -25,7 +26,7 @@ from gpytorch_gaps.logdet.choose import choose_logdet
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
-from gpytorch_gaps.operators._base import same_cells
+from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import krylov_solve, solve_in_force
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
@@ -48,18 +49,22 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
     """
 
     def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:
-        super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
-        if not isinstance(self._linear_op, SelectedKroneckerOperator):
+        kinds = [isinstance(op, SelectedKroneckerOperator) - isinstance(op, DiagLinearOperator) for op in linear_ops]
+        if sorted(kinds) != [-1, 1]:
+            came = ", ".join(type(op).__name__ for op in linear_ops)
             raise ValueError(
-                "SelectedKroneckerAddedDiagOperator: linear_ops: got "
-                f"{type(self._linear_op).__name__}, expected a SelectedKroneckerOperator and a diagonal"
+                f"SelectedKroneckerAddedDiagOperator: linear_ops: got {came}, expected a SelectedKroneckerOperator and "
+                "a diagonal operator; kernel.add_diagonal(noise) makes one"
             )
+        super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
         kernel, noise = self._linear_op, self._diag_tensor
         if noise.dtype != kernel.dtype or noise.device != kernel.device:
             raise ValueError(
                 f"SelectedKroneckerAddedDiagOperator: the diagonal is {noise.dtype} on {noise.device}, "
                 f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
             )
+        if isinstance(noise, SelectedKroneckerDiagOperator) and noise.shape_of_grid != kernel.row_shape:
+            raise ValueError(f"axis_noise: got axes of {noise.shape_of_grid} levels, expected {kernel.row_shape}")
         if isinstance(noise, SelectedKroneckerDiagOperator) and not same_cells(noise.index, kernel.row_index):
             raise ValueError("index: the noise is on other cells than the kernel; expected the same")
 
@@ -69,6 +74,9 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         if isinstance(other, DiagLinearOperator):
             return type(self)(self._linear_op, self._diag_tensor + other)
         return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)
+
+    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
+        return self + as_diagonal(self, diag)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         diag = self._diag_tensor
@@ -123,7 +131,10 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
         result = krylov_solve(self._wide_matmul(), rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
         assert result.lanczos is not None
-        system.probe_estimates = log_quadrature(result.lanczos, self.size(-1))
+        system.probe_estimates, system.probe_iterations = (
+            log_quadrature(result.lanczos, self.size(-1)),
+            result.iterations,
+        )
         flops = result.iterations * result.residual.numel() * system.product_flops
         rank = getattr(getattr(preconditioner, "__self__", None), "rank", 0)
         reason = f"with {num_tridiag} probes for the log-determinant"
@@ -140,11 +151,7 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         return
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        if right_tensor.size(-1 if right_tensor.dim() == 1 else -2) != self.size(-1):
-            raise ValueError(
-                f"solve: right_tensor: got shape {tuple(right_tensor.shape)}, expected {self.size(-1)} rows"
-            )
-        columns = right_tensor.unsqueeze(-1) if right_tensor.dim() == 1 else right_tensor
+        columns = self._columns("solve: right_tensor", right_tensor)
         if columns.dim() > 2 and not self.batch_shape:
             # a batch of right-hand sides for one matrix is a matrix with more of them
             flat = columns.movedim(-2, 0).flatten(1)
@@ -156,10 +163,17 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         return solution if left_tensor is None else left_tensor @ solution
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        columns = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-        operator, columns = self._same_batch(columns)
+        operator, columns = self._same_batch(self._columns("inv_quad: inv_quad_rhs", inv_quad_rhs))
         terms = OwnInvQuad.apply(operator.representation_tree(), columns, *operator.representation())
         return terms.sum(-1) if reduce_inv_quad else terms
+
+    def _columns(self, name: str, rhs: Tensor) -> Tensor:
+        """Right-hand sides as columns, checked. shape: (N,) or (*batch, N, C) -> (*batch, N, C)"""
+        rhs = to_dense(rhs)
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        if columns.size(-2) != self.size(-1):
+            raise ValueError(f"{name}: got shape {tuple(rhs.shape)}, expected {self.size(-1)} rows")
+        return columns
 
     def _same_batch(self, columns: Tensor) -> tuple[Any, Tensor]:
         batch = torch.broadcast_shapes(self.batch_shape, columns.shape[:-2])
@@ -223,6 +237,7 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
             rank=settings.preconditioner_rank.value(),
             num_probes=linear_operator.settings.num_trace_samples.value(),
             tolerance=settings.tolerance_in_force(training=True),
+            max_iterations=settings.max_iterations.value(),
             max_cholesky=math.inf if dense else linear_operator.settings.max_cholesky_size.value(),
         )
 
@@ -239,17 +254,17 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
             return value, report
         system, noise = self._system(), self._noise_tensor()
         error: Tensor | None = torch.zeros((), device=self.device)
-        probes = 0
+        probes = iterations = 0
         if method == "nystrom":
             value, error = nystrom_logdet(system, self.factors, noise), None
         elif method == "stochastic":
-            value, error, probes = self._gap_side_stochastic(system, noise)
+            value, error, probes, iterations = self._gap_side_stochastic(system, noise)
         elif side == "gaps":
             value = gap_side_logdet(system, self.factors, noise)
         else:
             value = data_side_logdet(self.factors, self.train_index, noise)
         value = value.to(self.dtype)
-        return value, LogdetReport(method, value.detach(), error, probes, reason=f"{side} side")
+        return value, LogdetReport(method, value.detach(), error, probes, iterations, f"{side} side")
 
     def _whitened(self) -> tuple["SelectedKroneckerAddedDiagOperator", Tensor]:
         """``D^(-1/2) (W K W' + D) D^(-1/2)``, unit noise, differentiable; and the diagonal of ``D^(1/2)``."""
@@ -260,17 +275,17 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         operator = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
         return operator, product_at(roots, unravel(self.train_index, tuple(root.size(-1) for root in roots)))
 
-    def _gap_side_stochastic(self, system: GapSystem, noise: Tensor) -> tuple[Tensor, Tensor, int]:
+    def _gap_side_stochastic(self, system: GapSystem, noise: Tensor) -> tuple[Tensor, Tensor, int, int]:
         """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix."""
         value = grid_logdet(system, self.factors, noise)
         if not len(system.gap_index):
-            return value, torch.zeros((), device=self.device), 0
+            return value, torch.zeros((), device=self.device), 0, 0
         self._linear_op.memo.get("eigen", self.factors, system.eigen)  # worked out already: not once more below
         gaps = FillGapsOperator(*self.factors, noise=noise, gap_index=system.gap_index, memo=self._linear_op.memo)
         with linear_operator.settings.max_cholesky_size(0):
             value = value + gaps.logdet()
-        estimates = gaps.last_probe_estimates()
-        return value, standard_error(estimates), estimates.size(0)
+        estimates, iterations = gaps.last_probes()
+        return value, standard_error(estimates), estimates.size(0), iterations
 
     def _upstream_inv_quad_logdet(
         self, rhs: Tensor | None, reduce_inv_quad: bool
@@ -283,4 +298,5 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
         estimates = operator._system().probe_estimates
         assert estimates is not None  # set by _solve, which the estimator above called
         error = standard_error(estimates)
-        return quad, value, LogdetReport("stochastic", value.detach(), error, estimates.size(0), "data side")
+        probes, iterations = estimates.size(0), operator._system().probe_iterations
+        return quad, value, LogdetReport("stochastic", value.detach(), error, probes, iterations, "data side")

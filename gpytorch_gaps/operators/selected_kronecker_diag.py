@@ -7,6 +7,7 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator, Triang
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.selection import product_at, unravel
+from gpytorch_gaps.operators._base import check_index
 
 
 class SelectedKroneckerDiagOperator(DiagLinearOperator):
@@ -21,14 +22,15 @@ class SelectedKroneckerDiagOperator(DiagLinearOperator):
     """
 
     def __init__(self, *axis_noise: Tensor, index: Tensor) -> None:
+        self.shape_of_grid = tuple(axis.size(-1) for axis in axis_noise)
+        check_index("SelectedKroneckerDiagOperator", "index", index, self.shape_of_grid, axis_noise[0].device)
         # like ConstantDiagLinearOperator: the diagonal is worked out from the arguments, not one of them
         super(TriangularLinearOperator, self).__init__(*axis_noise, index=index)
         self.axis_noise, self.index = axis_noise, index
 
     @property
     def _diag(self) -> Tensor:
-        shape = tuple(axis.size(-1) for axis in self.axis_noise)
-        return product_at(self.axis_noise, unravel(self.index, shape))
+        return product_at(self.axis_noise, unravel(self.index, self.shape_of_grid))
 
     def _size(self) -> torch.Size:
         batch = torch.broadcast_shapes(*(axis.shape[:-1] for axis in self.axis_noise))

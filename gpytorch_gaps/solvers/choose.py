@@ -22,7 +22,8 @@ from gpytorch_gaps.kronecker.products import kron_matmul_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
 _RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
-_DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `max_cholesky` rows
+DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `max_cholesky` rows
+_FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ def choose_plans(
     if rows <= max_cholesky:
         return [dense]
     reliable = [replace(best_rank(system, num_rhs, tolerance), budget=max_iterations)]
-    if rows <= _DENSE_REACH * max_cholesky:
+    if rows <= DENSE_REACH * max_cholesky:
         reliable.append(dense)
     reliable.sort(key=lambda plan: plan.flops)
     if not system.fillable:
         return reliable
-    fill = _fill_plan(system, num_rhs, tolerance, max_iterations)
-    if gaps <= _DENSE_REACH * max_cholesky:
+    fill = fill_plan(system, num_rhs, tolerance, max_iterations)
+    if gaps <= DENSE_REACH * max_cholesky:
         cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.product_flops
         by_gaps = Plan("cholesky", direct="gaps", flops=cost, reason=f"only {gaps} gaps")
         if cost < min(fill.flops, reliable[0].flops):
@@ -65,7 +66,8 @@ def choose_plans(
     return [replace(fill, budget=budget), *reliable]
 
 
-def _fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int) -> Plan:
+def fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int) -> Plan:
+    """Fill-gaps, with the iterations it should need if the gaps are scattered."""
     products, noise = system.eigen().products, system.noise
     beta = 1.0 - system.num_train / system.num_cells
     # the worst of the batch
@@ -75,6 +77,8 @@ def _fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations
     condition = min(spread, 1.0 / max(1.0 - edge, 1e-300))
     # the original residual is the fill-gaps one amplified by up to `spread`; its root is what is seen
     needed = 1.3 * expected_iterations(condition, tolerance / math.sqrt(spread))
+    if system.dtype == torch.float32:
+        needed *= _FLOAT32_PASSES
     expected = max(1, math.ceil(min(max_iterations, needed)))
     reason = f"about {expected} iterations if the gaps are scattered"
     return Plan("fill", budget=expected, flops=needed * 2.2 * system.product_flops * num_rhs, reason=reason)

@@ -14,7 +14,8 @@ from gpytorch_gaps.solvers.refine import Formulation, refine
 from gpytorch_gaps.solvers.system import GapSystem
 
 ADVICE = {
-    "fill": "gap_method('ignore') with a preconditioner_rank above the number of eigenvalues larger than the noise",
+    "fill": "more max_iterations, or gap_method('ignore') with a preconditioner_rank above the number of eigenvalues "
+    "larger than the noise",
     "ignore": "a larger preconditioner_rank, gap_method('fill'), more max_iterations, or more noise",
     "penalize": "another method: penalized systems are badly conditioned",
     "cholesky": "float64 factors, or more noise: the system is singular to working precision",

@@ -50,10 +50,14 @@ class GapSystem:
             noise = torch.ones(1, dtype=torch.float64, device=train_index.device)
         assert noise is not None
         self.noise = noise.detach().double()
-        self._factors = {torch.float64: tuple(factor.double() for factor in factors)}
+        if bool((self.noise < 0).any()) or bool(self.noise.isnan().any()):
+            raise ValueError(f"noise: got {float(self.noise.min())}, expected variances of at least 0")
+        self._factors = {torch.float64: tuple(_symmetric(axis, factor.double()) for axis, factor in enumerate(factors))}
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
         self._preconditioners: dict[Hashable, Any] = {}
-        self.probe_estimates: Tensor | None = None  # of the last stochastic log-determinant, one a probe
+        # of the last stochastic log-determinant: what each probe estimated, and the iterations of Lanczos
+        self.probe_estimates: Tensor | None = None
+        self.probe_iterations = 0
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -166,6 +170,16 @@ class GapSystem:
         if key not in self._preconditioners:
             self._preconditioners[key] = make()
         return self._preconditioners[key]
+
+
+def _symmetric(axis: int, factor: Tensor) -> Tensor:
+    """The symmetric part: float32 kernels are symmetric to rounding only, and that would bound the residual."""
+    difference, size = (factor - factor.mT).abs().amax(), factor.abs().amax()
+    if bool(difference > 1e-3 * size):
+        raise ValueError(
+            f"factors: axis {axis} differs from its transpose by {float(difference):.1e}, expected symmetry"
+        )
+    return factor if not bool(difference > 0) else 0.5 * (factor + factor.mT)
 
 
 def whiten(factor: Tensor, root: Tensor) -> Tensor:
