@@ -11,7 +11,7 @@ from gpytorch_gaps.solvers.choose import DENSE_REACH, best_rank, fill_plan
 from gpytorch_gaps.solvers.system import GapSystem
 
 _CHEAP_CHOLESKY = 800
-_WORTH = 4.0  # how many times the cost of the data side the smaller variance of the gap side is worth
+_WORTH = 25.0  # how many times the cost of the data side the smaller variance of the gap side is worth
 
 
 def choose_logdet(

@@ -153,12 +153,19 @@ def test_auto_is_exact_where_either_side_is_small(fraction):
     factors, noise = FACTORS["rough"], number(0.1)
     index = dense.observed("random", (7, 6), fraction)
     smaller = min(len(index), 42 - len(index))
-    for limit, method in ((smaller, "exact"), (smaller - 1, "stochastic")):
+    for limit, method in ((smaller, "exact"), (0, "stochastic")):
         with linear_operator.settings.max_cholesky_size(limit), record_solves() as solves:
             value = dense.build(factors, index, noise).logdet()
         assert solves.logdets[-1].method == method
         if method == "exact":
             assert dense.relative(value, torch.logdet(dense.system(factors, index, noise))) < EXACT
+
+
+def test_auto_is_exact_beyond_the_limit_where_that_costs_less_than_an_estimate():
+    index = dense.observed("random", (7, 6), 0.5)
+    with linear_operator.settings.max_cholesky_size(len(index) // 2), record_solves() as solves:
+        dense.build(FACTORS["rough"], index, number(0.1)).logdet()
+    assert solves.logdets[-1].method == "exact"
 
 
 @pytest.mark.parametrize("side", ["gaps", "data"])
