@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import linear_operator
@@ -21,21 +20,18 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
-from gpytorch_gaps.kronecker.selection import product_at, unravel
 from gpytorch_gaps.logdet.choose import choose_logdet
-from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
-from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
+from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import krylov_solve, solve_in_force
-from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
 from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.choose import best_rank
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.solvers.system import GapSystem, whiten
+from gpytorch_gaps.solvers.system import GapSystem
 
 
 class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
@@ -243,49 +239,13 @@ class SelectedKroneckerAddedDiagOperator(AddedDiagLinearOperator):
 
     def _own_logdet(self) -> tuple[Tensor, LogdetReport]:
         """``log|W K W' + D|``, differentiable, and how it was found."""
-        method, side = self._logdet_path()
-        if method == "product":
-            whitened, root = self._whitened()
-            value, report = whitened._own_logdet()
-            value = value + 2.0 * root.log().sum(-1)
-            return value, replace(report, value=value.detach())
-        if (method, side) == ("stochastic", "data"):
+        path = self._logdet_path()
+        if path == ("stochastic", "data"):
             _, value, report = self._upstream_inv_quad_logdet(None, True)
             return value, report
-        system, noise = self._system(), self._noise_tensor()
-        error: Tensor | None = torch.zeros((), device=self.device)
-        probes = iterations = 0
-        if method == "nystrom":
-            value, error = nystrom_logdet(system, self.factors, noise), None
-        elif method == "stochastic":
-            value, error, probes, iterations = self._gap_side_stochastic(system, noise)
-        elif side == "gaps":
-            value = gap_side_logdet(system, self.factors, noise)
-        else:
-            value = data_side_logdet(self.factors, self.train_index, noise)
-        value = value.to(self.dtype)
-        return value, LogdetReport(method, value.detach(), error, probes, iterations, f"{side} side")
-
-    def _whitened(self) -> tuple["SelectedKroneckerAddedDiagOperator", Tensor]:
-        """``D^(-1/2) (W K W' + D) D^(-1/2)``, unit noise, differentiable; and the diagonal of ``D^(1/2)``."""
-        roots = [axis.sqrt() for axis in self._diag_tensor.axis_noise]
-        factors = [whiten(factor, root) for factor, root in zip(self.factors, roots, strict=True)]
-        kernel = SelectedKroneckerOperator(*factors, row_index=self.train_index, col_index=self.train_index)
-        unit = torch.ones(*self.batch_shape, 1, dtype=self.dtype, device=self.device)
-        operator = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
-        return operator, product_at(roots, unravel(self.train_index, tuple(root.size(-1) for root in roots)))
-
-    def _gap_side_stochastic(self, system: GapSystem, noise: Tensor) -> tuple[Tensor, Tensor, int, int]:
-        """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix."""
-        value = grid_logdet(system, self.factors, noise)
-        if not len(system.gap_index):
-            return value, torch.zeros((), device=self.device), 0, 0
-        self._linear_op.memo.get("eigen", self.factors, system.eigen)  # worked out already: not once more below
-        gaps = FillGapsOperator(*self.factors, noise=noise, gap_index=system.gap_index, memo=self._linear_op.memo)
-        with linear_operator.settings.max_cholesky_size(0):
-            value = value + gaps.logdet()
-        estimates, iterations = gaps.last_probes()
-        return value, standard_error(estimates), estimates.size(0), iterations
+        if path == ("product", ""):
+            return whitened_logdet(self)
+        return logdet_by(self, *path)
 
     def _upstream_inv_quad_logdet(
         self, rhs: Tensor | None, reduce_inv_quad: bool

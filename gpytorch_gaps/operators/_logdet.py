@@ -1,0 +1,67 @@
+"""The log-determinants that an operator ``W K W' + D`` works out itself, each with its report."""
+
+from dataclasses import replace
+from typing import Any
+
+import linear_operator
+import torch
+from linear_operator.operators import ConstantDiagLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.selection import product_at, unravel
+from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
+from gpytorch_gaps.logdet.nystrom import nystrom_logdet
+from gpytorch_gaps.logdet.stochastic import standard_error
+from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.reports import LogdetReport
+from gpytorch_gaps.solvers.system import whiten
+
+
+def logdet_by(operator: Any, method: str, side: str) -> tuple[Tensor, LogdetReport]:
+    """By a given method on a given side, for noise that is constant or one a point. Differentiable. shape: batch"""
+    system, factors, noise = operator._system(), operator.factors, operator._noise_tensor()
+    error: Tensor | None = torch.zeros((), device=operator.device)
+    probes = iterations = 0
+    if method == "nystrom":
+        value, error = nystrom_logdet(system, factors, noise), None
+    elif method == "stochastic":
+        value, error, probes, iterations = _gap_side_stochastic(operator)
+    elif side == "gaps":
+        value = gap_side_logdet(system, factors, noise)
+    else:
+        value = data_side_logdet(factors, operator.train_index, noise)
+    value = value.to(operator.dtype)
+    return value, LogdetReport(method, value.detach(), error, probes, iterations, f"{side} side")
+
+
+def whitened_logdet(operator: Any) -> tuple[Tensor, LogdetReport]:
+    """For noise that is a product over axes: ``log|D^(-1/2) (W K W' + D) D^(-1/2)| + log|D|``. shape: batch"""
+    roots = [axis.sqrt() for axis in operator._diag_tensor.axis_noise]
+    factors = [whiten(factor, root) for factor, root in zip(operator.factors, roots, strict=True)]
+    index = operator.train_index
+    kernel = SelectedKroneckerOperator(*factors, row_index=index, col_index=index)
+    unit = torch.ones(*operator.batch_shape, 1, dtype=operator.dtype, device=operator.device)
+    value, report = (kernel + ConstantDiagLinearOperator(unit, diag_shape=operator.size(-1)))._own_logdet()
+    root = product_at(roots, unravel(index, kernel.row_shape))
+    value = value + 2.0 * root.log().sum(-1)
+    return value, replace(report, value=value.detach())
+
+
+def _gap_side_stochastic(operator: Any) -> tuple[Tensor, Tensor, int, int]:
+    """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix: value, error, probes, iterations."""
+    system, factors, noise, memo = (
+        operator._system(),
+        operator.factors,
+        operator._noise_tensor(),
+        operator._linear_op.memo,
+    )
+    value = grid_logdet(system, factors, noise)
+    if not len(system.gap_index):
+        return value, torch.zeros((), device=operator.device), 0, 0
+    memo.get("eigen", factors, system.eigen)  # worked out already: not once more below
+    gaps = FillGapsOperator(*factors, noise=noise, gap_index=system.gap_index, memo=memo)
+    with linear_operator.settings.max_cholesky_size(0):
+        value = value + gaps.logdet()
+    estimates, iterations = gaps.last_probes()
+    return value, standard_error(estimates), estimates.size(0), iterations
