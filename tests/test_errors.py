@@ -146,3 +146,12 @@ def test_reports_read_well():
         operator.inv_quad_logdet(RHS, logdet=True)
     assert "converged" in str(solves[-1])
     assert "standard error 0" in str(solves.logdets[-1])
+
+
+def test_an_index_that_leaves_the_grid_in_place_is_noticed_and_not_written_to():
+    index = torch.tensor([0, 1])
+    Selected(*FACTORS, row_index=index)
+    assert not vars(index)
+    index[1] = -1
+    with pytest.raises(ValueError, match="entry 1 is -1"):
+        Selected(*FACTORS, row_index=index)

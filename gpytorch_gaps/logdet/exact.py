@@ -22,10 +22,8 @@ from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
 from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.products import kron_diagonal
-from gpytorch_gaps.kronecker.selection import kron_block, select_cells, spread_cells
+from gpytorch_gaps.kronecker.selection import kron_block
 from gpytorch_gaps.solvers.system import GapSystem
-
-_CHUNK_NUMBERS = 2**23
 
 
 def data_side_logdet(factors: Sequence[Tensor], train_index: Tensor, noise: Tensor) -> Tensor:
@@ -76,7 +74,7 @@ class _GapBlockLogdet(Function):
 
     @staticmethod
     def forward(ctx: Any, system: GapSystem, noise: Tensor, *factors: Tensor) -> Tensor:
-        cholesky = psd_safe_cholesky(_gap_matrix(system))
+        cholesky = psd_safe_cholesky(system.gap_matrix())
         ctx.system = system
         ctx.save_for_backward(cholesky, noise, *factors)
         return _logdet_from(cholesky)
@@ -92,8 +90,8 @@ class _GapBlockLogdet(Function):
         weight = grad_outputs[0][..., None, None]
         factor_grads = [torch.zeros_like(factor) for factor in factors]
         noise_grad = torch.zeros_like(noise)
-        for part in inverse_root.split(_columns_at_once(system), dim=-1):
-            columns = system.shifted_solve(spread_cells(part, system.gap_index, system.num_cells))
+        for part in inverse_root.split(system.columns_at_once, dim=-1):
+            columns = system.spread_solve(part)
             grads = kron_bilinear_gradient(factors, weight * columns, columns)
             factor_grads = [total - grad for total, grad in zip(factor_grads, grads, strict=True)]
             noise_grad -= (weight * columns.square()).sum((-2, -1)).unsqueeze(-1).sum_to_size(noise.shape)
@@ -102,18 +100,3 @@ class _GapBlockLogdet(Function):
 
 def _logdet_from(cholesky: Tensor) -> Tensor:
     return 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def _gap_matrix(system: GapSystem) -> Tensor:
-    """``V A^-1 V'``. shape: (*batch, L, L)"""
-    eye = torch.eye(len(system.gap_index), dtype=torch.float64, device=system.gap_index.device)
-    parts = []
-    for part in eye.split(_columns_at_once(system), dim=-1):
-        grid = system.shifted_solve(spread_cells(part, system.gap_index, system.num_cells))
-        parts.append(select_cells(grid, system.gap_index))
-    matrix = torch.cat(parts, -1)
-    return 0.5 * (matrix + matrix.mT)
-
-
-def _columns_at_once(system: GapSystem) -> int:
-    return max(1, _CHUNK_NUMBERS // system.num_cells)

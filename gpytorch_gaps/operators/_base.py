@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class KroneckerFactorsOperator(LinearOperator):
@@ -110,11 +111,14 @@ def same_cells(first: Tensor, second: Tensor) -> bool:
     )
 
 
+_checked = WeakTensorKeyDictionary()  # index -> (cells of the grid, version) it was last found good for
+
+
 def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """That an index is one: 1-D, int64, on the device, and of cells that a grid of this shape has.
 
     A negative cell would silently be counted from the end wherever a matrix is indexed. The range of an index is
-    looked at once, not whenever an operator is rebuilt from its tensors.
+    looked at once, not whenever an operator is rebuilt from its tensors, and again when it was changed in place.
     """
     if not torch.is_tensor(index) or index.dtype != torch.long or index.dim() != 1:
         came = f"{index.dtype} of shape {tuple(index.shape)}" if torch.is_tensor(index) else type(index).__name__
@@ -123,7 +127,8 @@ def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...],
     if index.device != device:
         raise ValueError(f"{name}: {argument}: is on {index.device}, the factors on {device}")
     cells = math.prod(shape)
-    if getattr(index, "_cells_of_grid", None) == cells:
+    state = None if index.is_inference() else (cells, index._version)
+    if state is not None and _checked.get(index) == state:
         return
     outside = ((index < 0) | (index >= cells)).nonzero()
     if len(outside):
@@ -132,7 +137,7 @@ def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...],
             f"{name}: {argument}: entry {entry} is {int(index[entry])}, expected cells 0 to {cells - 1}; "
             "CartesianGrid.index_of gives -1 for points off the grid"
         )
-    index._cells_of_grid = cells  # type: ignore[attr-defined]
+    _checked[index] = state
 
 
 def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOperator:
@@ -142,10 +147,21 @@ def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOpe
     rows, batch = operator.size(-1), operator.batch_shape
     if not torch.is_tensor(diag):
         diag = torch.tensor(float(diag), dtype=operator.dtype, device=operator.device)
-    if diag.dim() == 0 or (diag.size(-1) == 1 and rows != 1):
-        check_batches("add_diagonal: diag", batch, diag.shape[:-1])
+    check_batches("add_diagonal: diag", batch, diag.shape[:-1])
+    if diag.dim() == 0 or diag.size(-1) == 1:
         return ConstantDiagLinearOperator(diag.expand(*batch, 1), diag_shape=rows)
     if diag.size(-1) != rows:
         raise ValueError(f"add_diagonal: diag: got shape {tuple(diag.shape)}, expected (), (1,) or ({rows},)")
-    check_batches("add_diagonal: diag", batch, diag.shape[:-1])
     return DiagLinearOperator(diag.expand(*batch, rows))
+
+
+def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> Tensor:
+    """A tensor of shape (*batch, 1) in the factors' precision, checked."""
+    dtype, device = factors[0].dtype, factors[0].device
+    value = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=dtype, device=device)
+    value = value.unsqueeze(-1) if value.dim() == 0 else value
+    if value.size(-1) != 1:
+        raise ValueError(f"{name}: noise: got shape {tuple(value.shape)}, expected one value (or (*batch, 1))")
+    if value.dtype != dtype or value.device != device:
+        raise ValueError(f"{name}: noise: is {value.dtype} on {value.device}, the factors {dtype} on {device}")
+    return value

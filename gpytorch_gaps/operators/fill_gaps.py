@@ -14,7 +14,7 @@ from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
 from gpytorch_gaps.logdet.stochastic import log_quadrature
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_noise, check_factors, check_index
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
@@ -107,18 +107,3 @@ class FillGapsOperator(KroneckerFactorsOperator):
         shift = precondition.shift.to(self.dtype).expand(*self.batch_shape, len(self.gap_index))
         operator = low_rank_operator(precondition, precondition.coefficients, DiagLinearOperator(shift), self.dtype)
         return precondition.solve, operator, precondition.logdet().to(self.dtype)
-
-
-def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> Tensor:
-    """A tensor of shape (*batch, 1) in the factors' precision, checked."""
-    value = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=factors[0].dtype)
-    if not torch.is_tensor(noise):
-        value = value.to(factors[0].device)
-    value = value.unsqueeze(-1) if value.dim() == 0 else value
-    if value.size(-1) != 1:
-        raise ValueError(f"{name}: noise: got shape {tuple(value.shape)}, expected one value (or (*batch, 1))")
-    if value.dtype != factors[0].dtype or value.device != factors[0].device:
-        raise ValueError(
-            f"{name}: noise: is {value.dtype} on {value.device}, the factors {factors[0].dtype} on {factors[0].device}"
-        )
-    return value

@@ -11,9 +11,8 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_noise, check_factors, check_index
 from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.operators.fill_gaps import as_noise
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 
 

@@ -17,7 +17,7 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.gram import gram_flops, masked_gram
+from gpytorch_gaps.kronecker.gram import masked_gram, pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells
 
@@ -41,7 +41,6 @@ class LowRankPreconditioner:
         self.index = index
         self.diagonal = diagonal.detach().double()
         self.coefficients = coefficients.detach().double()
-        self.positions = positions
         used = [torch.unique(axis, return_inverse=True) for axis in positions]
         self.columns = [columns for columns, _ in used]
         # only the columns in use: a product with these is far cheaper than one with Q
@@ -55,8 +54,7 @@ class LowRankPreconditioner:
         core = self._core(self.coefficients, self.diagonal)
         self._cholesky = psd_safe_cholesky(core)
         shapes = [(q.size(-2), q.size(-1)) for q in self.vectors]
-        self.flops = 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * self.rank**2
-        self.setup_flops = min(gram_flops(self.vectors, self.rank)) + self.rank**3 / 3.0
+        self.setup_flops, self.flops = low_rank_flops(shapes, self.rank)
 
     @property
     def constant(self) -> bool:
@@ -111,6 +109,11 @@ class LowRankPreconditioner:
         factor = self._cholesky if own else psd_safe_cholesky(self._core(coefficients, diagonal))
         rows = len(self.index) if diagonal.size(-1) == 1 else 1
         return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + rows * diagonal.log().sum(-1)
+
+
+def low_rank_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, float]:
+    """FLOPs of setting up, and of applying to one column, from the shapes (m_i, columns in use) of the eigenvectors."""
+    return min(pair_flops(shapes, rank)) + rank**3 / 3.0, 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * rank**2
 
 
 def lifted_root(coefficients: Tensor) -> Tensor:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gpytorch_gaps.kronecker.eigen import largest_left_out, leading_products
-from gpytorch_gaps.kronecker.gram import pair_flops
-from gpytorch_gaps.kronecker.products import kron_matmul_flops
+from gpytorch_gaps.preconditioners.low_rank import low_rank_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
 _RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
@@ -111,8 +110,7 @@ def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
         if rank:
             used = [len(torch.unique(axis[:rank])) for axis in positions]
             shapes = list(zip(system.shape, used, strict=True))
-            setup = min(pair_flops(shapes, rank)) + rank**3 / 3.0
-            application = 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * rank**2
+            setup, application = low_rank_flops(shapes, rank)
         cost = setup + expected_iterations(condition, tolerance) * num_rhs * (system.product_flops + application)
         reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
         plans.append(Plan("ignore", rank, flops=cost, reason=reason))

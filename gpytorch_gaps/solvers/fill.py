@@ -29,30 +29,19 @@ class Fill:
         system.require_fillable("fill")
         self.system, self.rhs, self.tolerance = system, rhs, tolerance
         self.flops = 0.0
+        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
         self._preconditioner = None
         self._cholesky: Tensor | None = None
         if direct:
-            self._cholesky = psd_safe_cholesky(self._dense())
+            size = len(system.gap_index)
+            self._cholesky = psd_safe_cholesky(system.gap_matrix())
+            self.flops += 2.0 * size * system.product_flops + size**3 / 3.0
         elif rank and len(system.gap_index):
             is_new = not system.is_set_up("shifted", rank)
             self._preconditioner = system.shifted_preconditioner(rank)
             self.flops += self._preconditioner.setup_flops if is_new else 0.0
-
-    def _gap_matmul(self, x: Tensor) -> Tensor:
-        """``V A^-1 V' x``. shape: (*batch, L, C)"""
-        grid = spread_cells(x, self.system.gap_index, self.system.num_cells)
-        return select_cells(self.system.shifted_solve(grid), self.system.gap_index)
-
-    def _dense(self) -> Tensor:
-        """``V A^-1 V'`` in columns. shape: (*batch, L, L)"""
-        size = len(self.system.gap_index)
-        eye = torch.eye(size, dtype=torch.float64, device=self.rhs.device)
-        chunk = max(1, 2**24 // self.system.num_cells)
-        dense = torch.cat([self._gap_matmul(part) for part in eye.split(chunk, dim=-1)], -1)
-        self.flops += 2.0 * size * self.system.product_flops + size**3 / 3.0
-        return 0.5 * (dense + dense.mT)
 
     def _weights(self, filled: Tensor) -> Tensor:
         """``A^-1 y`` on the whole grid, the gaps holding `filled`. shape: (*batch, M, C)"""
@@ -73,7 +62,7 @@ class Fill:
         """``K_XZ r_Z`` is the residual of the original system."""
         self.flops += self._columns * self.system.product_flops
         image = self.system.kernel_matmul(residual, self.system.train_index, self.system.gap_index)
-        return self.system.relative_residual(image, self.rhs.to(image.dtype))
+        return self.system.column_norms(image) / self._unit
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         if self._cholesky is not None:
@@ -99,7 +88,7 @@ class Fill:
             return bool(((error <= 0.9 * self.tolerance) | exhausted).all())
 
         step, iterations, _ = conjugate_gradients(
-            self._gap_matmul,
+            self.system.gap_matmul,
             residual.to(dtype),
             stop=stop,
             max_iterations=budget,

@@ -18,6 +18,7 @@ class Ignore:
     def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float, rank: int = 0, direct: bool = False) -> None:
         self.system, self.rhs, self.tolerance = system, rhs, tolerance
         self.flops = 0.0
+        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._preconditioner = None
         self._cholesky: Tensor | None = None
@@ -37,7 +38,7 @@ class Ignore:
         return self.rhs - self.system.matmul(iterate)
 
     def original(self, residual: Tensor) -> Tensor:
-        return self.system.relative_residual(residual, self.rhs)
+        return self.system.column_norms(residual) / self._unit
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         if self._cholesky is not None:

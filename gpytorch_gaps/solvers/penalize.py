@@ -25,6 +25,7 @@ class Penalize:
         system.require_fillable("penalize")
         self.system, self.rhs, self.tolerance = system, rhs, tolerance
         self.flops = 0.0
+        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
         self.penalty = penalty if penalty is not None else 10.0 * self._kernel_bound() / tolerance
@@ -52,9 +53,8 @@ class Penalize:
         return self._observed - self._matmul(iterate)
 
     def original(self, residual: Tensor) -> Tensor:
-        """The observed rows of its own residual; what the penalty leaves behind is added in `finish`."""
-        observed = select_cells(residual, self.system.train_index)
-        return self.system.relative_residual(observed, self.rhs.to(residual.dtype))
+        """The observed rows of its own residual: all but ``K_XZ a_Z``, which only a larger penalty reduces."""
+        return self.system.column_norms(select_cells(residual, self.system.train_index)) / self._unit
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         floor = 10 * torch.finfo(dtype).eps

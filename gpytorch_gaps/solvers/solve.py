@@ -52,6 +52,7 @@ def solve_system(
     roots = 1.0 if system.row_scale is None else system.row_scale
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
     guess = None if guess is None else guess.double() / scale * roots
+    unit = system.residual_unit(wide)
     inner = torch.float32 if system.dtype == torch.float32 else torch.float64
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
     if method == "auto":
@@ -63,7 +64,7 @@ def solve_system(
     for plan in plans:
         form = _formulation(plan, system, wide, tolerance, penalty)
         outcome = refine(form, guess, inner, tolerance, plan.budget or max_iterations)
-        residual = system.relative_residual(wide - system.matmul(outcome.solution), wide)
+        residual = system.column_norms(wide - system.matmul(outcome.solution)) / unit
         iterations, passes = iterations + outcome.iterations, passes + outcome.passes
         flops += form.flops + columns * system.product_flops
         if best is None or bool(residual.max() < best[2].max()):

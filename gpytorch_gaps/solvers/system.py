@@ -20,6 +20,8 @@ from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 
+_CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
+
 
 class GapSystem:
     """``(W K W' + D) a = y``.
@@ -131,20 +133,38 @@ class GapSystem:
         """``(K + s2 I)^-1 x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
         return self.eigen(x.dtype).shifted_solve(self.noise.to(x.dtype), x)
 
+    def spread_solve(self, x: Tensor) -> Tensor:
+        """``(K + s2 I)^-1 V' x``. shape: (*batch, L, C) -> (*batch, M, C)"""
+        return self.shifted_solve(spread_cells(x, self.gap_index, self.num_cells))
+
+    def gap_matmul(self, x: Tensor) -> Tensor:
+        """``V (K + s2 I)^-1 V' x``, in the precision of x. shape: (*batch, L, C)"""
+        return select_cells(self.spread_solve(x), self.gap_index)
+
+    @property
+    def columns_at_once(self) -> int:
+        """How many columns over the whole grid are held at a time where many are visited."""
+        return max(1, _CHUNK_NUMBERS // self.num_cells)
+
+    def gap_matrix(self) -> Tensor:
+        """``V (K + s2 I)^-1 V'``. shape: (*batch, L, L)"""
+        eye = torch.eye(len(self.gap_index), dtype=torch.float64, device=self.gap_index.device)
+        matrix = torch.cat([self.gap_matmul(part) for part in eye.split(self.columns_at_once, dim=-1)], -1)
+        return 0.5 * (matrix + matrix.mT)
+
     def dense(self) -> Tensor:
         """``W K W' + D``. shape: (*batch, N, N)"""
         diagonal = self.noise.expand(*self.noise.shape[:-1], self.num_train)
         return kron_block(self.factors(), self.train_index, self.train_index) + torch.diag_embed(diagonal)
 
-    def relative_residual(self, residual: Tensor, rhs: Tensor) -> Tensor:
-        """``||residual|| / ||rhs||`` per column in the original units; zero right-hand sides count as solved.
+    def column_norms(self, x: Tensor) -> Tensor:
+        """``||x||`` per column, in the original units. shape: (*batch, N, C) -> (*batch, C)"""
+        return (x if self.row_scale is None else x * self.row_scale).norm(dim=-2)
 
-        shape: (*batch, N, C) twice -> (*batch, C)
-        """
-        if self.row_scale is not None:
-            residual, rhs = residual * self.row_scale, rhs * self.row_scale
-        norm = rhs.norm(dim=-2)
-        return residual.norm(dim=-2) / torch.where(norm > 0, norm, torch.ones_like(norm))
+    def residual_unit(self, rhs: Tensor) -> Tensor:
+        """What a residual is relative to: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""
+        norm = self.column_norms(rhs)
+        return torch.where(norm > 0, norm, torch.ones_like(norm))
 
     def eigenvalue_after(self, rank: int) -> float:
         """The largest eigenvalue of K that a rank-`rank` approximation leaves out."""
