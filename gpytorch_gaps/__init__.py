@@ -2,16 +2,26 @@
 
 from gpytorch_gaps import operators, preconditioners, settings
 from gpytorch_gaps.data import from_array, from_points, from_xarray
+from gpytorch_gaps.fit import History, fit
 from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.kernels import GappyGridKernel
+from gpytorch_gaps.likelihoods import GappyGridLikelihood
+from gpytorch_gaps.models.prediction_strategy import forward_prediction_strategies
 from gpytorch_gaps.reports import LogdetReport, NotConvergedWarning, SolveReport, record_solves
 
 __version__ = "0.1.0"
 
+forward_prediction_strategies()
+
 __all__ = [
     "CartesianGrid",
+    "GappyGridKernel",
+    "GappyGridLikelihood",
+    "History",
     "LogdetReport",
     "NotConvergedWarning",
     "SolveReport",
+    "fit",
     "from_array",
     "from_points",
     "from_xarray",

@@ -90,7 +90,13 @@ class CartesianGrid(torch.nn.Module):
     def unravel(self, index: Tensor) -> Tensor:
         """Positions on the axes `(d, *)` of flat cells `(*)`."""
         refuse((index < 0) | (index >= self.num_cells), index, "index", f"cells from 0 to {self.num_cells - 1}")
-        return torch.stack(torch.unravel_index(index, self.shape))
+        if index.is_floating_point() or index.dtype == torch.bool:
+            raise ValueError(f"index: got {index.dtype}; expected integers")
+        positions = []  # torch.unravel_index would copy the shape to the device
+        for m in reversed(self.shape):
+            positions.append(index % m)
+            index = index // m
+        return torch.stack(positions[::-1])
 
     def ravel(self, positions: Tensor | Sequence[Tensor]) -> Tensor:
         """Flat cells `(*)` of positions on the axes `(d, *)`, -1 where a position lies outside its axis."""

@@ -7,6 +7,9 @@ looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over
 
 import math
 import numbers
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import linear_operator
@@ -108,17 +111,66 @@ class gap_penalty(_Number):
     _global_value = None
 
 
+class prediction_memory(_Number):
+    """Bytes that a prediction may hold at once beyond its inputs and its result."""
+
+    exclusive = True
+    _global_value = 2**29
+
+
 def tolerance_in_force(training: bool = False) -> float:
     """The tighter of our tolerance and ``linear_operator.settings.cg_tolerance``."""
     ours = train_tolerance.value() if training else solve_tolerance.value()
     return min(ours, float(linear_operator.settings.cg_tolerance.value()))
 
 
+_ALL = (
+    gap_method,
+    logdet_method,
+    preconditioner_rank,
+    solve_tolerance,
+    train_tolerance,
+    max_iterations,
+    gap_penalty,
+    prediction_memory,
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The values in force at one time: a posterior keeps those of its making. Two equal ones give the same numbers."""
+
+    values: tuple[Any, ...]
+    cg_tolerance: float
+    max_cholesky_size: int
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for setting, value in zip(_ALL, self.values, strict=True):
+                stack.enter_context(setting(value))
+            stack.enter_context(linear_operator.settings.cg_tolerance(self.cg_tolerance))
+            stack.enter_context(linear_operator.settings.max_cholesky_size(self.max_cholesky_size))
+            yield
+
+
+def in_force() -> Snapshot:
+    """All that decides how a solve is made."""
+    return Snapshot(
+        tuple(setting.value() for setting in _ALL),
+        float(linear_operator.settings.cg_tolerance.value()),
+        int(linear_operator.settings.max_cholesky_size.value()),
+    )
+
+
 __all__ = [
+    "Snapshot",
     "gap_method",
     "gap_penalty",
+    "in_force",
     "logdet_method",
     "max_iterations",
+    "prediction_memory",
     "preconditioner_rank",
     "solve_tolerance",
     "tolerance_in_force",

@@ -33,7 +33,12 @@ def data_side_logdet(factors: Sequence[Tensor], train_index: Tensor, noise: Tens
     """
     matrix = kron_block([factor.double() for factor in factors], train_index, train_index)
     diagonal = noise.double().expand(*noise.shape[:-1], len(train_index))
-    return _DenseLogdet.apply(matrix + torch.diag_embed(diagonal))
+    return dense_logdet(matrix + torch.diag_embed(diagonal))
+
+
+def dense_logdet(matrix: Tensor) -> Tensor:
+    """``log|A|`` of a symmetric positive definite matrix. Differentiable. shape: (*batch, n, n) -> batch"""
+    return _DenseLogdet.apply(matrix)
 
 
 def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:

@@ -1,15 +1,25 @@
 """LinearOperators over the solvers: thin faces that plug into GPyTorch's conjugate gradients and Lanczos."""
 
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
+from gpytorch_gaps.operators.hadamard_low_rank import HadamardLowRankOperator
+from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.penalized_gaps import PenalizedGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
+from gpytorch_gaps.operators.selected_kronecker_sum import (
+    SelectedKroneckerSumAddedDiagOperator,
+    SelectedKroneckerSumOperator,
+)
 
 __all__ = [
     "FillGapsOperator",
+    "HadamardLowRankOperator",
+    "KhatriRaoOperator",
     "PenalizedGapsOperator",
     "SelectedKroneckerAddedDiagOperator",
     "SelectedKroneckerDiagOperator",
     "SelectedKroneckerOperator",
+    "SelectedKroneckerSumAddedDiagOperator",
+    "SelectedKroneckerSumOperator",
 ]

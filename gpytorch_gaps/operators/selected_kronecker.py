@@ -4,7 +4,12 @@ import math
 from typing import Any
 
 import torch
-from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    ZeroLinearOperator,
+)
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
@@ -109,6 +114,11 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
 
             return SelectedKroneckerAddedDiagOperator(self, other)
+        mixed = isinstance(other, LinearOperator) and not isinstance(other, AddedDiagLinearOperator)
+        if mixed and self.shape[-2:] == other.shape[-2:] and self.is_square and self.is_symmetric:
+            from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
+
+            return SelectedKroneckerSumOperator(self, other)
         return super().__add__(other)
 
     def add_diagonal(self, diag: float | Tensor) -> LinearOperator:

@@ -74,5 +74,5 @@ class SelectedKroneckerDiagOperator(DiagLinearOperator):
 
     def to(self, *args: Any, **kwargs: Any) -> "SelectedKroneckerDiagOperator":
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        moved = self._map(lambda axis: axis.to(device, dtype, non_blocking))
-        return SelectedKroneckerDiagOperator(*moved.axis_noise, index=self.index.to(device))
+        axes = (axis.to(device, dtype, non_blocking) for axis in self.axis_noise)
+        return SelectedKroneckerDiagOperator(*axes, index=self.index.to(device))

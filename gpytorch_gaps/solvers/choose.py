@@ -20,7 +20,7 @@ from gpytorch_gaps.kronecker.eigen import largest_left_out, leading_products
 from gpytorch_gaps.preconditioners.low_rank import low_rank_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
-_RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
+RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `max_cholesky` rows
 _FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
@@ -96,11 +96,11 @@ def expected_iterations(condition: float, tolerance: float) -> float:
 def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     """The rank at which preconditioned ignore-gaps should cost least, set-up included. 0: no preconditioner."""
     noise = float(system.noise.min())
-    limit = min(system.num_train, system.num_cells, _RANKS[-1])
+    limit = min(system.num_train, system.num_cells, RANKS[-1])
     spectrum = system.eigen().values
     values, positions = leading_products(spectrum, limit + 1)
     plans = []
-    for rank in (0, *(rank for rank in _RANKS if rank < limit), limit):
+    for rank in (0, *(rank for rank in RANKS if rank < limit), limit):
         if values.dim() == 1:
             left = float(values[rank]) if rank < len(values) else 0.0
         else:

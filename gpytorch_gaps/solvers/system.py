@@ -8,6 +8,7 @@ fill-gaps applies; residuals are still judged, and reported, in the original uni
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,15 @@ from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
+
+
+@dataclass
+class Probes:
+    """Of the last stochastic log-determinant: what each probe estimated, and the iterations of Lanczos."""
+
+    product_flops: float  # of one product with one column
+    estimates: Tensor | None = None  # shape: (probes, *batch)
+    iterations: int = 0
 
 
 class GapSystem:
@@ -57,9 +67,7 @@ class GapSystem:
         self._factors = {torch.float64: tuple(_symmetric(axis, factor.double()) for axis, factor in enumerate(factors))}
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
         self._preconditioners: dict[Hashable, Any] = {}
-        # of the last stochastic log-determinant: what each probe estimated, and the iterations of Lanczos
-        self.probe_estimates: Tensor | None = None
-        self.probe_iterations = 0
+        self.probes = Probes(self.product_flops)
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 

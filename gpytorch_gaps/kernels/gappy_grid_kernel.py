@@ -1,0 +1,192 @@
+"""A product of one GPyTorch kernel per axis of a grid, which knows the grid."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from gpytorch.kernels import IndexKernel, Kernel
+from linear_operator import to_dense
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
+from gpytorch_gaps.operators import KhatriRaoOperator, SelectedKroneckerOperator
+
+
+class GappyGridKernel(Kernel):
+    """``k(x, x') = prod_i k_i(x_i, x'_i)``, with x_i the columns of axis i.
+
+    Exact for any inputs. The covariance of cells of the grid is a :class:`SelectedKroneckerOperator`; with points that
+    form a grid of their own its factors are rectangular; with scattered points it is a :class:`KhatriRaoOperator`;
+    between scattered points, or in a batch of different inputs, it is dense.
+
+    :param kernels: one kernel an axis, any kernel: it sees the columns of its axis only. An ``IndexKernel`` (one task
+        per output) needs an axis of codes 0 .. T-1.
+    :param grid: the grid.
+    :param active_dims: the columns of the inputs that are the grid's, where there are others.
+    """
+
+    def __init__(
+        self, kernels: Sequence[Kernel], grid: CartesianGrid, active_dims: Sequence[int] | Tensor | None = None
+    ) -> None:
+        super().__init__(active_dims=active_dims)  # type: ignore[arg-type]
+        if not isinstance(grid, CartesianGrid):
+            raise ValueError(f"grid: got {type(grid).__name__}, expected a CartesianGrid")
+        if len(kernels) != len(grid.axes):
+            raise ValueError(f"kernels: got {len(kernels)}, expected one for each of the grid's {len(grid.axes)} axes")
+        for axis, kernel in enumerate(kernels):
+            if not isinstance(kernel, Kernel):
+                raise ValueError(f"kernels: axis {axis}: got {type(kernel).__name__}, expected a gpytorch kernel")
+            ard, columns = getattr(kernel, "ard_num_dims", None), grid.axes[axis].size(-1)
+            if ard is not None and kernel.active_dims is None and ard != columns:
+                raise ValueError(
+                    f"kernels: axis {axis}: got ard_num_dims={ard}, expected {columns}, the columns of that axis"
+                )
+        if self.active_dims is not None and len(self.active_dims) != grid.num_columns:
+            raise ValueError(
+                f"active_dims: got {len(self.active_dims)}, expected {grid.num_columns}, the grid's columns"
+            )
+        self.kernels = torch.nn.ModuleList(kernels)
+        self.grid = grid
+        self._lookups = Lookups()
+        for axis, (kernel, points) in enumerate(zip(kernels, grid.axes, strict=True)):
+            _check_codes(f"grid: axis {axis}", kernel, points)
+
+    @property
+    def is_stationary(self) -> bool:
+        return all(kernel.is_stationary for kernel in self.kernels)
+
+    # -- covariance --------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
+    ) -> Tensor | LinearOperator:
+        if last_dim_is_batch:
+            raise ValueError("last_dim_is_batch: got True, expected False: the columns of a grid belong together")
+        self._check("x1", x1)
+        self._check("x2", x2)
+        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], self.batch_shape)
+        if diag:
+            return self._entrywise(x1, x2, diag=True, **params).expand(*batch, x1.size(-2))
+        first, second = _one_member(x1), _one_member(x2)
+        if first is None or second is None:
+            return self._entrywise(x1, x2, **params).expand(*batch, x1.size(-2), x2.size(-2))
+        covariance = self._covariance(first, second, **params)
+        if covariance.shape[:-2] == batch:
+            return covariance
+        return covariance.expand(*batch, *covariance.shape[-2:])
+
+    def _covariance(self, x1: Tensor, x2: Tensor, **params: Any) -> Tensor | LinearOperator:
+        """Of unbatched points. shape: (N, D) and (Q, D) -> (*batch, N, Q)"""
+        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        # a derivative with respect to the points themselves does not survive a look-up
+        free1, free2 = x1.requires_grad and torch.is_grad_enabled(), x2.requires_grad and torch.is_grad_enabled()
+        rows = None if free1 else self.cells_of(x1, training=same)
+        cols = rows if same and not free2 else None if free2 else self.cells_of(x2)
+        if rows is None and cols is None:
+            return self._entrywise(x1, x2, **params)
+        if rows is None:
+            assert cols is not None
+            factors = self._factors(self._split(x1), cols.axes, **params)
+            return KhatriRaoOperator(*factors, col_index=cols.index)
+        if cols is None:
+            factors = self._factors(rows.axes, self._split(x2), **params)
+            return KhatriRaoOperator(*(factor.mT for factor in factors), col_index=rows.index, transposed=True)
+        factors = self._factors(rows.axes, cols.axes, **params)
+        return SelectedKroneckerOperator(*factors, row_index=rows.index, col_index=cols.index)
+
+    def cells_of(self, x: Tensor, training: bool = True) -> Cells | None:
+        """The points x `(N, D)` as cells of a grid: this one or, if one is off it, their own. None if scattered.
+
+        With `training` False, points on a small part of this grid are given as cells of that part.
+        """
+
+        def look_up() -> Cells | None:
+            here = on_grid(self.grid, x)
+            if here is not None and (training or 2 * len(x) > self.grid.num_cells):
+                return here
+            own = own_grid(self.grid, x)
+            if own is None or own.index.numel() == 0:
+                return here
+            _check_all_codes(self.kernels, own.axes)
+            return own
+
+        return self._lookups.get("training" if training else "other", self.grid, x, look_up)
+
+    def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
+        return [to_dense(kernel(row, col, **params)) for kernel, row, col in zip(self.kernels, rows, cols, strict=True)]
+
+    def _split(self, x: Tensor) -> list[Tensor]:
+        """The columns of each axis."""
+        parts = [x[..., columns] for columns in self.grid.columns]
+        _check_all_codes(self.kernels, parts)
+        return parts
+
+    def _entrywise(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        value: Any = 1.0
+        for kernel, first, second in zip(self.kernels, self._split(x1), self._split(x2), strict=True):
+            value = value * to_dense(kernel(first, second, diag=diag, **params))
+        return value
+
+    def _check(self, name: str, x: Tensor) -> None:
+        if x.size(-1) != self.grid.num_columns:
+            hint = "; pass active_dims to pick the grid's" if self.active_dims is None else ""
+            raise ValueError(f"{name}: got {x.size(-1)} columns, expected the grid's {self.grid.num_columns}{hint}")
+        if x.dtype != self.grid.dtype or x.device != self.grid.device:
+            raise ValueError(
+                f"{name}: got {x.dtype} on {x.device}, expected {self.grid.dtype} on {self.grid.device}, as the grid; "
+                "model.double() or model.to(...) casts and moves a model with its grid"
+            )
+        for parameter_name, parameter in self.named_parameters():
+            if parameter.dtype != x.dtype or parameter.device != x.device:
+                raise ValueError(
+                    f"{name}: got {x.dtype} on {x.device}, but {parameter_name} is {parameter.dtype} on "
+                    f"{parameter.device}; expected the same: model.to({x.dtype}) casts the model"
+                )
+
+    def prediction_strategy(self, *args: Any, **kwargs: Any) -> Any:
+        from gpytorch_gaps.models.prediction_strategy import GappyGridPredictionStrategy
+
+        return GappyGridPredictionStrategy(*args, **kwargs)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def expand_batch(self, *sizes: Any) -> Self:
+        shape = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
+        if shape == self.batch_shape:
+            return self
+        return type(self)([kernel.expand_batch(shape) for kernel in self.kernels], self.grid, self.active_dims)
+
+    def __getitem__(self, index: Any) -> Self:
+        if not self.batch_shape:
+            return self
+        members = [kernel.expand_batch(self.batch_shape)[index] for kernel in self.kernels]
+        return type(self)(members, self.grid, self.active_dims)
+
+
+def _one_member(x: Tensor) -> Tensor | None:
+    """The points that all members of a batch share, or None if they differ. shape: (*batch, N, D) -> (N, D)"""
+    if x.dim() == 2:
+        return x
+    if x.shape[:-2].numel() == 0:
+        return None
+    first = x[(0,) * (x.dim() - 2)]
+    expanded = all(size == 1 or stride == 0 for size, stride in zip(x.shape[:-2], x.stride()[:-2], strict=True))
+    return first if expanded or bool((x == first).all()) else None
+
+
+def _check_all_codes(kernels: Any, axes: Sequence[Tensor]) -> None:
+    for axis, (kernel, points) in enumerate(zip(kernels, axes, strict=True)):
+        _check_codes(f"x: the column of axis {axis}", kernel, points)
+
+
+def _check_codes(name: str, kernel: Kernel, points: Tensor) -> None:
+    """An IndexKernel cuts its inputs down to integers: 0.5 would silently be output 0."""
+    for module in kernel.modules():
+        if isinstance(module, IndexKernel):
+            tasks = module.covar_factor.size(-2)
+            wrong = (points != points.round()) | (points < 0) | (points >= tasks)
+            if bool(wrong.any()):
+                value = float(points[wrong][0])
+                raise ValueError(f"{name}: got {value:g}, expected the codes 0 to {tasks - 1} of its IndexKernel")

@@ -1,0 +1,156 @@
+"""Gaussian noise on a grid: one variance, one per level of an axis, or one per observation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise, Noise
+from gpytorch.priors import Prior
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.grid import CartesianGrid, first_equal_row
+from gpytorch_gaps.kernels.terms import grid_covariance, grid_points
+from gpytorch_gaps.likelihoods.noise import GivenNoise
+from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+
+
+class GappyGridLikelihood(GaussianLikelihood):
+    """``y = f + e``, e independent and Gaussian, for a model with a :class:`GappyGridKernel`.
+
+    Evaluates the kernel before it adds the noise, so that what GPyTorch solves with is our operator. Used like
+    ``gpytorch.likelihoods.GaussianLikelihood``: ``likelihood(model(x))``, ``mll(output, y)``.
+
+    :param noise: known variances: a number, or one for each observation. Default: learned.
+    :param noise_axis: learn one variance for every level of this axis of `grid`, such as one per output or station.
+        They whiten into the kernel's factors, so that fill-gaps applies as for one noise.
+    :param grid: the grid; needed with `noise_axis`.
+    :param noise_prior: of the learned noise.
+    :param noise_constraint: of the learned noise. GPyTorch's default keeps it above 1e-4.
+    :param batch_shape: of the learned noise, for a batch of models.
+
+    Test points get the noise of their own level or, where variances were given, of the observation in their place;
+    at other points ``likelihood(posterior, noise=...)`` says what it is.
+    """
+
+    def __init__(
+        self,
+        noise: float | Tensor | None = None,
+        noise_axis: int | None = None,
+        *,
+        grid: CartesianGrid | None = None,
+        noise_prior: Prior | None = None,
+        noise_constraint: Interval | None = None,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008  # an immutable tuple, as in GPyTorch
+    ) -> None:
+        learned = {"noise_prior": noise_prior, "noise_constraint": noise_constraint, "batch_shape": batch_shape}
+        if noise is not None:
+            if noise_axis is not None or noise_prior is not None or noise_constraint is not None:
+                raise ValueError("noise: got known variances and options for learned ones; expected one or the other")
+            noise_model: Noise = GivenNoise(_variances(noise))
+        elif noise_axis is not None:
+            noise_model = MultitaskHomoskedasticNoise(_levels(noise_axis, grid), **learned)
+        else:
+            noise_model = HomoskedasticNoise(**learned)
+        _GaussianLikelihoodBase.__init__(self, noise_model)
+        self.noise_axis = None if noise_axis is None or grid is None else noise_axis % len(grid.axes)
+        self.grid = grid if noise_axis is not None else None
+
+    # -- the marginal distribution -------------------------------------------------------------------------------------
+
+    def marginal(
+        self, function_dist: MultivariateNormal, *params: Any, noise: Tensor | None = None, **kwargs: Any
+    ) -> MultivariateNormal:
+        covariance = function_dist.lazy_covariance_matrix
+        diagonal = self._diagonal(function_dist.mean.shape, covariance, params, noise)
+        return function_dist.__class__(function_dist.mean, grid_covariance(covariance) + diagonal)
+
+    def _shaped_noise_covar(
+        self, base_shape: torch.Size, *params: Any, noise: Tensor | None = None, **kwargs: Any
+    ) -> DiagLinearOperator:
+        """For the conditional distribution and expected log-probabilities, which come without a covariance."""
+        return self._diagonal(base_shape, None, params, noise)
+
+    def _diagonal(
+        self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
+    ) -> DiagLinearOperator:
+        if noise is not None:
+            return DiagLinearOperator(_variances(noise).expand(*shape[:-1], shape[-1]))
+        if self.noise_axis is not None:
+            return self._axis_noise(shape, covariance, params)
+        if isinstance(self.noise_covar, GivenNoise) and isinstance(covariance, PosteriorCovarianceOperator):
+            return self._given_at_test_points(shape, covariance)
+        return self.noise_covar(shape=shape)
+
+    def _axis_noise(
+        self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...]
+    ) -> DiagLinearOperator:
+        """One variance per level: ``D = 1 (x) .. (x) D_k (x) .. (x) 1`` at the cells of the observations."""
+        assert self.grid is not None
+        assert self.noise_axis is not None
+        prior = covariance.prior if isinstance(covariance, PosteriorCovarianceOperator) else covariance
+        found = None if prior is None else grid_points(prior)
+        if found is not None:
+            kernel, x = found
+        else:
+            given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
+            if not torch.is_tensor(given):
+                raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
+            kernel, x = None, given
+        x = x[(0,) * (x.dim() - 2)]  # the members of a batch share their points
+        noise = self.noise.expand(*torch.broadcast_shapes(self.noise.shape[:-1], shape[:-1]), self.noise.size(-1))
+        cells = kernel.cells_of(x) if kernel is not None and prior is covariance else None
+        if cells is not None and _same_axes(cells.axes, self.grid.axes):
+            axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
+            axes[self.noise_axis] = noise
+            return SelectedKroneckerDiagOperator(*axes, index=cells.index)
+        axis = self.grid.axes[self.noise_axis]
+        columns = self.grid.columns[self.noise_axis]
+        level = first_equal_row(axis, x[..., columns])
+        if bool((level < 0).any()):
+            row = int((level < 0).nonzero()[0])
+            raise ValueError(
+                f"noise_axis: test point {row} has {x[row, columns].tolist()} there, a level without a noise of its "
+                "own; expected levels of the grid, or noise= in likelihood(posterior, noise=...)"
+            )
+        return DiagLinearOperator(noise[..., level])
+
+    def _given_at_test_points(self, shape: torch.Size, covariance: PosteriorCovarianceOperator) -> DiagLinearOperator:
+        """The variance given for the observation in the same place."""
+        given = self.noise
+        if given.size(-1) == 1:
+            return self.noise_covar(shape=shape)
+        where = covariance.positions
+        if where is None or bool((where < 0).any()):
+            raise ValueError(
+                "noise: variances were given for the observations only, and a test point is not one of them; expected "
+                "likelihood(posterior, noise=...) with one for each test point"
+            )
+        return DiagLinearOperator(given[..., where].expand(*shape[:-1], shape[-1]))
+
+
+def _same_axes(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _variances(noise: float | Tensor) -> Tensor:
+    tensor = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=torch.get_default_dtype())
+    tensor = tensor.unsqueeze(-1) if tensor.dim() == 0 else tensor
+    if not tensor.is_floating_point() or not bool((tensor > 0).all()) or not bool(tensor.isfinite().all()):
+        came = f"{tensor.dtype} with a minimum of {float(tensor.min())}"
+        raise ValueError(f"noise: got {came}, expected finite variances above 0")
+    return tensor
+
+
+def _levels(noise_axis: int, grid: CartesianGrid | None) -> int:
+    if not isinstance(grid, CartesianGrid):
+        raise ValueError("grid: got none, expected the CartesianGrid whose axis noise_axis counts")
+    axes = len(grid.axes)
+    if not isinstance(noise_axis, int) or not -axes <= noise_axis < axes:
+        raise ValueError(f"noise_axis: got {noise_axis!r}, expected an axis of the grid, {-axes} to {axes - 1}")
+    return len(grid.axes[noise_axis])

@@ -1,0 +1,105 @@
+"""Posterior mean and covariance by our solves, at our tolerances, without Q x N matrices."""
+
+from typing import Any
+
+import gpytorch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, ZeroLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.grid import first_equal_row
+from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
+from gpytorch_gaps.kernels.terms import grid_covariance, grid_points
+from gpytorch_gaps.likelihoods.noise import GivenNoise
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+
+
+class GappyGridPredictionStrategy(DefaultPredictionStrategy):
+    """What ``ExactGP`` calls in eval mode for kernels with a :class:`GappyGridKernel` in them.
+
+    The solution ``(K_XX + D)^-1 (y - m)`` is kept for the settings it was made with: another method or tolerance makes
+    another.
+    """
+
+    def __init__(
+        self, train_inputs: Any, train_prior_dist: Any, train_labels: Tensor, likelihood: Any, **roots: Any
+    ) -> None:
+        if isinstance(train_prior_dist, MultitaskMultivariateNormal):
+            raise ValueError("model: got a multitask prior; expected outputs as an axis of the grid (IndexKernel)")
+        super().__init__(train_inputs, train_prior_dist, train_labels, likelihood, **roots)
+        covariance = self.lik_train_train_covar
+        if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's own likelihoods do not evaluate the kernel
+            covariance = grid_covariance(covariance._linear_op) + covariance._diag_tensor
+        self.lik_train_train_covar = covariance
+        self._solutions: dict[settings.Snapshot, Tensor] = {}
+
+    @property
+    def mean_cache(self) -> Tensor:
+        """``(K_XX + D)^-1 (y - m)``. shape: (*batch, N)"""
+        if gpytorch.settings.observation_nan_policy.value() != "ignore":
+            raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
+        key = settings.in_force()
+        if key not in self._solutions:
+            offset = (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
+            solution = self.lik_train_train_covar.solve(offset).squeeze(-1)
+            if gpytorch.settings.detach_test_caches.on():
+                solution = solution.detach()
+            if solution.grad_fn is not None:  # a graph serves one backward pass
+                solution.grad_fn.register_hook(lambda *_: self._solutions.clear())
+            self._solutions[key] = solution
+        return self._solutions[key]
+
+    def exact_prediction(
+        self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
+    ) -> tuple[Tensor, LinearOperator]:
+        cross = grid_covariance(test_train_covar)
+        mean = test_mean + (cross @ self.mean_cache.unsqueeze(-1)).squeeze(-1)
+        if gpytorch.settings.skip_posterior_variances.on():
+            return mean, ZeroLinearOperator(*test_test_covar.size())
+        train = self.lik_train_train_covar
+        if gpytorch.settings.detach_test_caches.on():
+            train = train.detach()
+        positions = self._positions(test_train_covar) if self._needs_positions else None
+        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, positions=positions)
+
+    @property
+    def _needs_positions(self) -> bool:
+        """Whether the noise of a test point is that of the observation in its place."""
+        return isinstance(getattr(self.likelihood, "noise_covar", None), GivenNoise)
+
+    def _positions(self, test_train_covar: LinearOperator) -> Tensor | None:
+        test, train = grid_points(test_train_covar), grid_points(test_train_covar.mT)
+        if test is None or train is None:
+            return None
+        return first_equal_row(_first_member(train[1]), _first_member(test[1]))
+
+    def get_fantasy_strategy(
+        self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any
+    ) -> "GappyGridPredictionStrategy":
+        """With further observations: solved anew, exactly, where GPyTorch would extend a Lanczos root."""
+        likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        return type(self)(full_inputs, full_output, full_targets, likelihood)
+
+
+def _first_member(x: Tensor) -> Tensor:
+    """The members of a batch share their points. shape: (*batch, N, D) -> (N, D)"""
+    return x[(0,) * (x.dim() - 2)]
+
+
+def forward_prediction_strategies() -> None:
+    """Lets sums and products of kernels hand down the strategy of a grid kernel inside them.
+
+    ``ScaleKernel`` asks its base kernel for the strategy; ``AdditiveKernel`` and ``ProductKernel`` do not, so that a
+    sum of grid kernels would be predicted densely. Kernels without a grid kernel are not affected.
+    """
+
+    def prediction_strategy(self: Kernel, *args: Any, **kwargs: Any) -> DefaultPredictionStrategy:
+        if not any(isinstance(kernel, GappyGridKernel) for kernel in self.modules()):
+            return Kernel.prediction_strategy(self, *args, **kwargs)
+        return GappyGridPredictionStrategy(*args, **kwargs)
+
+    for kind in (AdditiveKernel, ProductKernel):
+        kind.prediction_strategy = prediction_strategy

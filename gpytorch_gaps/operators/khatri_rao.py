@@ -1,0 +1,82 @@
+"""Scattered points against the cells of a grid: rows of a Khatri-Rao product, selected columns."""
+
+import math
+from typing import Any
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+
+
+class KhatriRaoOperator(KroneckerFactorsOperator):
+    """``K[q, n] = prod_i F_i[q, c_i(n)]``: a covariance between Q scattered points and N cells of a grid.
+
+    Nothing of size Q x N is kept: see :mod:`gpytorch_gaps.kronecker.khatri_rao`.
+
+    :param factors: one row a point, shape (*batch, Q, m_i) each.
+    :param col_index: flat cells, last axis fastest, shape (N,).
+    :param transposed: whether this is the N x Q transpose.
+    """
+
+    def __init__(self, *factors: Tensor, col_index: Tensor, transposed: bool = False) -> None:
+        check_factors("KhatriRaoOperator", factors, square=False)
+        for axis, factor in enumerate(factors):
+            if factor.size(-2) != factors[0].size(-2):
+                raise ValueError(
+                    f"KhatriRaoOperator: factors: axis {axis} has {factor.size(-2)} rows, axis 0 "
+                    f"{factors[0].size(-2)}; expected one row a point on every axis"
+                )
+        self.col_shape = tuple(factor.size(-1) for factor in factors)
+        check_index("KhatriRaoOperator", "col_index", col_index, self.col_shape, factors[0].device)
+        self.col_index, self.transposed = col_index, transposed
+        super().__init__(*factors, col_index=col_index, transposed=transposed)
+
+    def _size(self) -> torch.Size:
+        sizes = (self.factors[0].size(-2), len(self.col_index))
+        return torch.Size((*self._factor_batch_shape(), *(reversed(sizes) if self.transposed else sizes)))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        if self.transposed:
+            result = select_cells(khatri_rao_t_matmul(self.factors, columns), self.col_index)
+        else:
+            grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
+            result = khatri_rao_matmul(self.factors, grid)
+        return result.squeeze(-1) if rhs.dim() == 1 else result
+
+    def _transpose_nonbatch(self) -> "KhatriRaoOperator":
+        return KhatriRaoOperator(*self.factors, col_index=self.col_index, transposed=not self.transposed)
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        points, cells = (col_index, row_index) if self.transposed else (row_index, col_index)
+        value = self.factors[0].new_ones(())
+        for factor, column in zip(
+            self._expanded().factors, unravel(self.col_index[cells], self.col_shape), strict=True
+        ):
+            value = value * factor[(*batch_indices, points, column)]
+        return value
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Some of the points against some of the cells are of the same kind."""
+        simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
+        if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        points, cells = (col_index, row_index) if self.transposed else (row_index, col_index)
+        factors = (factor[..., points, :] for factor in self._index_batch(batch_indices).factors)
+        return KhatriRaoOperator(*factors, col_index=self.col_index[cells], transposed=self.transposed)
+
+    def _mul_constant(self, other: float | Tensor) -> "KhatriRaoOperator":
+        """A constant goes into the first factor."""
+        scale = other[..., None, None] if torch.is_tensor(other) else other
+        factors = (self.factors[0] * scale, *self.factors[1:])
+        return KhatriRaoOperator(*factors, col_index=self.col_index, transposed=self.transposed)
+
+    def to_dense(self) -> Tensor:
+        value: Any = 1.0
+        for factor, column in zip(self.factors, unravel(self.col_index, self.col_shape), strict=True):
+            value = value * factor[..., column]
+        return (value.mT if self.transposed else value).expand(self.shape)

@@ -1,0 +1,108 @@
+"""``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior, worked out when and as far as it is asked for."""
+
+from typing import Any
+
+import torch
+from linear_operator import to_dense
+from linear_operator.operators import LinearOperator
+from linear_operator.utils.getitem import _equal_indices, _noop_index
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from gpytorch_gaps import settings
+
+
+class PosteriorCovarianceOperator(LinearOperator):
+    """The posterior covariance of Q points, with the solves of the covariance of the N observations.
+
+    A diagonal is worked out in chunks of columns that fit in ``settings.prediction_memory``, one solve each: nothing
+    of size Q x N is ever held. All solves are made in the settings in force when the operator was made.
+
+    :param prior: K_**, which may still be lazy. shape (*batch, Q, Q).
+    :param cross: K_*X, shape (*batch, Q, N).
+    :param train: K_XX + D, shape (*batch, N, N).
+    :param snapshot: settings; those in force by default.
+    :param positions: of each point among the observations, -1 where it is none of them. shape (Q,).
+    """
+
+    def __init__(
+        self,
+        prior: LinearOperator,
+        cross: LinearOperator,
+        train: LinearOperator,
+        snapshot: settings.Snapshot | None = None,
+        positions: Tensor | None = None,
+    ) -> None:
+        snapshot = snapshot or settings.in_force()
+        batch = torch.broadcast_shapes(prior.batch_shape, cross.batch_shape, train.batch_shape)
+        prior, cross, train = (
+            op if op.batch_shape == batch else op.expand(*batch, *op.matrix_shape) for op in (prior, cross, train)
+        )
+        super().__init__(prior, cross, train, snapshot=snapshot, positions=positions)
+        self.prior, self.cross, self.train, self.snapshot = prior, cross, train, snapshot
+        self.positions = positions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.train.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.train.device
+
+    def _size(self) -> torch.Size:
+        return self.prior.shape
+
+    def _transpose_nonbatch(self) -> "PosteriorCovarianceOperator":
+        return self
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        with self.snapshot.restored():
+            result = self.prior @ columns - self.cross @ self.train.solve(self.cross.mT @ columns)
+        return result.squeeze(-1) if rhs.dim() == 1 else result
+
+    @cached(name="posterior_variance")
+    def _diagonal(self) -> Tensor:
+        prior = self.prior.diagonal(dim1=-1, dim2=-2)
+        return prior - torch.cat([self._explained(rows) for rows in self._chunks()], -1)
+
+    def _explained(self, rows: slice) -> Tensor:
+        """``diag(K_*X (K_XX + D)^-1 K_X*)`` of some of the points. shape: (*batch, q)"""
+        columns = to_dense(self.cross[..., rows, :]).mT.contiguous()  # shape: (*batch, N, q)
+        with self.snapshot.restored():
+            return (columns * self.train.solve(columns)).sum(-2)
+
+    def _chunks(self) -> list[slice]:
+        """Of points, as many at a time as memory allows: a solve holds about ten numbers an observation and column."""
+        numbers = 10 * self.train.shape[:-1].numel() + 4 * self._grid_numbers()
+        size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
+        return [slice(start, start + size) for start in range(0, self.size(-1), size)]
+
+    def _grid_numbers(self) -> int:
+        """Cells that a product with the covariance of the observations visits for one column."""
+        index_shape = getattr(getattr(self.train, "_linear_op", None), "row_shape", ())
+        cells = 1
+        for size in index_shape:
+            cells *= size
+        return cells * self.batch_shape.numel()
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
+        if not simple or not _equal_indices(row_index, col_index):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        prior = self.prior._getitem(row_index, _noop_index, *batch_indices)._getitem(_noop_index, col_index)
+        cross = self.cross._getitem(row_index, _noop_index, *batch_indices)
+        train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
+        positions = None if self.positions is None else self.positions[row_index]
+        return PosteriorCovarianceOperator(prior, cross, train, self.snapshot, positions)
+
+    @cached
+    def to_dense(self) -> Tensor:
+        cross = to_dense(self.cross)
+        with self.snapshot.restored():
+            return to_dense(self.prior) - cross @ self.train.solve(cross.mT)
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """By Cholesky, whatever the size: a Lanczos root loses a third of the variance."""
+        return super().root_decomposition(method=method or "cholesky")

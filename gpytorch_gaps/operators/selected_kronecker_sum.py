@@ -1,0 +1,240 @@
+"""``Σ_t W K_t W' + ...``: sums in which a Kronecker product meets others, and the same with noise."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import linear_operator
+import torch
+from linear_operator import to_dense
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+    ZeroLinearOperator,
+)
+from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperator
+from linear_operator.utils.getitem import _is_noop_index
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.logdet.exact import dense_logdet
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._base import as_diagonal
+from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
+from gpytorch_gaps.operators.hadamard_low_rank import HadamardLowRankOperator
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.preconditioners.root import RootPreconditioner
+from gpytorch_gaps.reports import LogdetReport, report_solve
+from gpytorch_gaps.solvers.memo import Memo
+from gpytorch_gaps.solvers.solve import ADVICE
+from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
+from gpytorch_gaps.solvers.system import Probes
+
+_OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
+
+
+class SelectedKroneckerSumOperator(SumLinearOperator):
+    """A sum of covariances of the same points: Kronecker products and others.
+
+    The others may be products of one with a low-rank kernel (:class:`HadamardLowRankOperator`), low-rank themselves,
+    or anything else, which is then dense.
+
+    :param linear_ops: square, of the same size.
+    :param memo: what solves with this operator remember.
+    """
+
+    def __init__(self, *linear_ops: LinearOperator, memo: Memo | None = None) -> None:
+        flat = [part for op in linear_ops for part in (op.linear_ops if type(op) is SumLinearOperator else (op,))]
+        self.memo = memo or Memo()
+        super().__init__(*flat, memo=self.memo)
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, ZeroLinearOperator):
+            return self
+        if isinstance(other, DiagLinearOperator):
+            return SelectedKroneckerSumAddedDiagOperator(self, other)
+        if isinstance(other, AddedDiagLinearOperator):
+            return super().__add__(other)
+        parts = other.linear_ops if isinstance(other, SumLinearOperator) else (other,)
+        return SelectedKroneckerSumOperator(*self.linear_ops, *parts)
+
+    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
+        return self + as_diagonal(self, diag)
+
+    def kronecker_terms(self) -> list[tuple[SelectedKroneckerOperator, Tensor | None]]:
+        """The Kronecker products, each with the rows' scales where it is multiplied by a low-rank kernel."""
+        terms: list[tuple[SelectedKroneckerOperator, Tensor | None]] = []
+        for op in self.linear_ops:
+            if isinstance(op, SelectedKroneckerOperator):
+                terms.append((op, None))
+            elif _is_scaled(op):
+                terms.append((op.base, op.left))
+        return terms
+
+    def roots(self) -> list[Tensor]:
+        """Of the other terms: exact for low-rank ones, else of their pivoted Cholesky decomposition, as constants."""
+        roots = []
+        for op in self.linear_ops:
+            if isinstance(op, RootLinearOperator) and op.root.size(-1) <= op.size(-1):
+                roots.append(to_dense(op.root))
+            elif not isinstance(op, SelectedKroneckerOperator) and not _is_scaled(op):
+                rank = min(_OTHER_RANK, op.size(-1))
+                roots.append(self._remembered_root(op, rank))
+        return roots
+
+    def _remembered_root(self, op: LinearOperator, rank: int) -> Tensor:
+        return self.memo.get(
+            "root", op.representation(), lambda: _wide(op).pivoted_cholesky(rank=rank, error_tol=0.0).detach()
+        )
+
+
+class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
+    """A :class:`SelectedKroneckerSumOperator` plus noise: solved by dense Cholesky or preconditioned ignore-gaps.
+
+    The preconditioner is ``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: the leading eigenpairs of every Kronecker term, and
+    low-rank terms whole.
+    """
+
+    def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:
+        super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
+        kernel, noise = self._linear_op, self._diag_tensor
+        if not isinstance(kernel, SelectedKroneckerSumOperator):
+            raise ValueError(
+                f"SelectedKroneckerSumAddedDiagOperator: got {type(kernel).__name__}, expected a "
+                "SelectedKroneckerSumOperator and a diagonal operator"
+            )
+        if noise.dtype != kernel.dtype or noise.device != kernel.device:
+            raise ValueError(
+                f"SelectedKroneckerSumAddedDiagOperator: the diagonal is {noise.dtype} on {noise.device}, "
+                f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
+            )
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, DiagLinearOperator):
+            return type(self)(self._linear_op, self._diag_tensor + other)
+        return type(self)(self._linear_op + other, self._diag_tensor)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        return type(self)(self._linear_op._mul_constant(other), self._diag_tensor._mul_constant(other))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return parts[0] + parts[1]
+        return SumLinearOperator(*parts)
+
+    # -- solving -----------------------------------------------------------------------------------------------------
+
+    def _system(self) -> SumSystem:
+        """The detached system, with what was worked out for it so far."""
+        kernel: SelectedKroneckerSumOperator = self._linear_op
+        return kernel.memo.get("system", (*kernel.representation(), *self._diag_tensor.representation()), self._build)
+
+    def _build(self) -> SumSystem:
+        kernel: SelectedKroneckerSumOperator = self._linear_op
+        terms = [KroneckerTerm(op.factors, op.row_index, scales) for op, scales in kernel.kronecker_terms()]
+        roots = [root.detach().double() for root in kernel.roots()]
+        dense = [op for op in kernel.linear_ops if not _has_structure(op)]
+        flops = sum(2.0 * self.size(-1) ** 2 for _ in dense) + sum(4.0 * root.shape[-2:].numel() for root in roots)
+        wide = _wide(self)
+        matmul = self._wide_matmul()
+        return SumSystem(matmul, lambda: wide.to_dense(), terms, roots, self._noise_diagonal().detach(), flops)
+
+    def _noise_diagonal(self) -> Tensor:
+        """shape: (*batch, N)"""
+        return self._diag_tensor._diagonal()
+
+    def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
+        return _wide(self)._matmul
+
+    def _probes(self) -> Probes:
+        return self._system().probes
+
+    def _plan(self, num_rhs: int, training: bool) -> SumPlan:
+        return self._system().choose(
+            settings.gap_method.value(),
+            settings.preconditioner_rank.value(),
+            num_rhs,
+            settings.tolerance_in_force(training),
+            linear_operator.settings.max_cholesky_size.value(),
+        )
+
+    def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
+        system = self._system()
+        plan = self._plan(rhs.shape[:-2].numel() * rhs.size(-1), training)
+        if plan.method == "cholesky":
+            result = self._direct(system, rhs, training)
+        else:
+            preconditioner = system.preconditioner(plan.ranks) if plan.rank else None
+            precondition = None if preconditioner is None else preconditioner.solve
+            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training)
+        flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
+        report_solve(result.report(plan.method, plan.rank, flops, plan.reason), ADVICE[plan.method])
+        return result.solution
+
+    def _direct(self, system: SumSystem, rhs: Tensor, training: bool) -> KrylovResult:
+        started = time.perf_counter()
+        wide = rhs.double()
+        solution = torch.cholesky_solve(wide, system.cholesky)
+        solution = solution + torch.cholesky_solve(wide - system.matmul(solution), system.cholesky)
+        norm = wide.norm(dim=-2)
+        unit = torch.where(norm > 0, norm, torch.ones_like(norm))
+        residual = (wide - system.matmul(solution)).norm(dim=-2) / unit
+        tolerance, seconds = settings.tolerance_in_force(training), time.perf_counter() - started
+        return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance)
+
+    def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
+        if self.preconditioner_override is not None:
+            return self.preconditioner_override(self)
+        with settings.gap_method("ignore"):
+            # probes and right-hand side are solved together
+            plan = self._plan(linear_operator.settings.num_trace_samples.value() + 1, training=True)
+        system, kernel = self._system(), self._linear_op
+        preconditioner = system.preconditioner(plan.ranks) if plan.rank else None
+        if preconditioner is None:
+            return None, None, None
+        terms = [(op.factors, scales) for op, scales in kernel.kronecker_terms()]
+        root = system.root(plan.ranks, terms, kernel.roots())
+        assert root is not None
+        operator = PsdSumLinearOperator(RootLinearOperator(root.to(self.dtype)), self._diag_tensor)
+        return preconditioner.solve, operator, RootPreconditioner.logdet(root, self._noise_diagonal()).to(self.dtype)
+
+    # -- log-determinant ---------------------------------------------------------------------------------------------
+
+    def _logdet_path(self) -> tuple[str, str]:
+        method = settings.logdet_method.value()
+        if method == "nystrom":
+            raise ValueError(
+                "logdet_method: got 'nystrom' for a sum of kernels, expected 'auto', 'exact' or 'stochastic'"
+            )
+        if method == "auto":
+            dense = linear_operator.settings.fast_computations.log_prob.off()
+            probes = linear_operator.settings.num_trace_samples.value()
+            max_cholesky = math.inf if dense else linear_operator.settings.max_cholesky_size.value()
+            tolerance, rank = settings.tolerance_in_force(training=True), settings.preconditioner_rank.value()
+            plan = self._system().choose("auto", rank, probes + 1, tolerance, max_cholesky)
+            method = "exact" if plan.method == "cholesky" else "stochastic"
+        return method, "data"
+
+    def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
+        matrix = self._linear_op.to_dense().double() + torch.diag_embed(self._noise_diagonal().double())
+        value = dense_logdet(matrix).to(self.dtype)
+        return value, LogdetReport("exact", value.detach(), torch.zeros((), device=self.device), 0, 0, "data side")
+
+
+def _is_scaled(op: LinearOperator) -> bool:
+    return isinstance(op, HadamardLowRankOperator) and isinstance(op.base, SelectedKroneckerOperator)
+
+
+def _has_structure(op: LinearOperator) -> bool:
+    return isinstance(op, SelectedKroneckerOperator | RootLinearOperator) or _is_scaled(op)
+
+
+def _wide(op: LinearOperator) -> LinearOperator:
+    """In float64 and detached."""
+    tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
+    return op.representation_tree()(*tensors)

@@ -1,0 +1,89 @@
+"""A model with gaps and the same model of plain, dense GPyTorch kernels: likelihood, gradients, posterior, training."""
+
+import gpytorch
+import linear_operator
+import pytest
+import torch
+
+import gpytorch_gaps as gaps
+from tests.workflow._pairs import CASES, PerLevelNoise
+
+DENSE = linear_operator.settings.max_cholesky_size
+
+
+def log_likelihood(model):
+    """As in GPyTorch's tutorial, summed over a batch; dense or not is up to the settings in force."""
+    model.train()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    params = model.train_inputs if isinstance(model.likelihood, PerLevelNoise) else ()
+    return mll(model(*model.train_inputs), model.train_targets, *params).sum()
+
+
+def pairs_of_parameters(pair):
+    ours, dense = dict(pair.ours.named_parameters()), dict(pair.dense.named_parameters())
+    assert len(ours) == len(dense)
+    return [(name, a, b) for (name, a), b in zip(ours.items(), dense.values(), strict=True)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("max_cholesky", [10_000, 0], ids=["dense", "iterative"])
+def test_likelihood_gradients_and_posterior(case, max_cholesky):
+    pair = CASES[case]()
+    assert 1_300 <= pair.ours.train_targets.size(-1) <= 1_800
+    with (
+        gaps.settings.logdet_method("exact"),
+        gaps.settings.train_tolerance(1e-11),
+        gaps.settings.solve_tolerance(1e-10),
+    ):
+        with DENSE(max_cholesky), gaps.record_solves() as solves:
+            value = log_likelihood(pair.ours)
+            value.backward()
+        with DENSE(10_000):
+            expected = log_likelihood(pair.dense)
+            expected.backward()
+        assert all(report.converged for report in solves)
+        assert (solves[0].method == "cholesky") == bool(max_cholesky)
+        assert value.item() == pytest.approx(expected.item(), rel=1e-8)
+        for name, ours, dense in pairs_of_parameters(pair):
+            assert torch.allclose(ours.grad, dense.grad, rtol=1e-6, atol=1e-8), name
+
+        pair.ours.eval()
+        pair.dense.eval()
+        with torch.no_grad(), DENSE(max_cholesky):
+            posterior = pair.ours(pair.test_x)
+            mean, variance, covariance = posterior.mean, posterior.variance, posterior.covariance_matrix
+        with torch.no_grad(), DENSE(10_000):
+            reference = _dense_posterior(pair)
+            assert torch.allclose(mean, reference.mean, rtol=1e-6, atol=1e-6)
+            assert torch.allclose(variance, reference.variance, rtol=1e-6, atol=1e-6)
+            assert torch.allclose(covariance, reference.covariance_matrix, rtol=1e-6, atol=1e-6)
+
+
+def _dense_posterior(pair):
+    model = pair.dense
+    if not isinstance(model.likelihood, PerLevelNoise):
+        return model(pair.test_x)
+    # by the book: GPyTorch has no such likelihood
+    (x,), y = model.train_inputs, model.train_targets
+    noise = torch.diag(model.likelihood.noise[x[:, -1].long()])
+    joint = model.forward(torch.cat([x, pair.test_x]))
+    covariance, n = joint.covariance_matrix, len(y)
+    weights = torch.linalg.solve(covariance[:n, :n] + noise, covariance[:n, n:])
+    mean = joint.mean[n:] + weights.mT @ (y - joint.mean[:n])
+    return gpytorch.distributions.MultivariateNormal(mean, covariance[n:, n:] - weights.mT @ covariance[:n, n:])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fifty_adam_steps(case):
+    pair = CASES[case]()
+    with gaps.settings.logdet_method("exact"):
+        for model in pair.both():
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+            with DENSE(10_000 if model is pair.dense else 800):
+                for _ in range(50):
+                    optimizer.zero_grad()
+                    loss = -log_likelihood(model)
+                    loss.backward()
+                    optimizer.step()
+    for name, ours, dense in pairs_of_parameters(pair):
+        assert torch.allclose(ours, dense, rtol=1e-4, atol=1e-4), name
