@@ -2,8 +2,9 @@
 
 from gpytorch_gaps import operators, preconditioners, settings
 from gpytorch_gaps.data import from_array, from_points, from_xarray
-from gpytorch_gaps.fit import History, fit
+from gpytorch_gaps.fit import fit
 from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.models.prediction_strategy import forward_prediction_strategies
@@ -15,6 +16,7 @@ forward_prediction_strategies()
 
 __all__ = [
     "CartesianGrid",
+    "FitError",
     "GappyGridKernel",
     "GappyGridLikelihood",
     "History",

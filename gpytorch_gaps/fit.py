@@ -6,100 +6,30 @@
 """
 
 import copy
-import hashlib
 import math
 import numbers
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from gpytorch.constraints import Interval
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from gpytorch.priors import Prior
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 from tqdm import tqdm
 
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.checkpoint import Checkpoint
+from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.reports import SolveRecord, record_solves
 
 PLATEAU_WINDOW = 5
 """Losses averaged before they are compared, so that neither Adam's overshoot nor noisy log-determinants end a run."""
-
-_CHECKPOINT_FORMAT = 1
-
-
-@dataclass
-class History:
-    """What every step of a fit did, one entry a step, each at the parameters *before* that step's update.
-
-    CG iterations, residuals and standard errors are those that this package's operators report.
-    """
-
-    loss: list[float] = field(default_factory=list)
-    """Negative log marginal likelihood (and priors) per observation, summed over a batch of GPs."""
-    noise: list[float | None] = field(default_factory=list)
-    """Mean of ``likelihood.noise``; None if there is none."""
-    iterations: list[int] = field(default_factory=list)
-    """Of conjugate gradients: solves and log-determinants, over all evaluations of the loss in the step."""
-    worst_residual: list[float | None] = field(default_factory=list)
-    """Largest relative residual of the step's solves; None if none were reported."""
-    standard_error: list[float | None] = field(default_factory=list)
-    """Of the log-determinant, per observation; 0 where it is exact, None where it is biased or not reported."""
-    seconds: list[float] = field(default_factory=list)
-    num_observations: int = 0
-    """Of each GP: ``loss * num_observations`` is in nats."""
-    stopped: str = ""
-    """``"steps"``, ``"plateau"`` or ``"interrupted"``; empty under way."""
-
-    def __len__(self) -> int:
-        return len(self.loss)
-
-    @property
-    def best_loss(self) -> float:
-        return min(self.loss, default=math.inf)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the loss had stopped falling, rather than the steps run out."""
-        return self.stopped == "plateau"
-
-    def as_dict(self) -> dict[str, list]:
-        """The columns, of one length, as plotting and ``pandas.DataFrame`` take them."""
-        return {name: list(values) for name, values in vars(self).items() if isinstance(values, list)}
-
-    def __str__(self) -> str:
-        ended = {"steps": "all done", "plateau": "plateau reached"}.get(self.stopped, self.stopped or "under way")
-        if not self.loss:
-            return f"0 steps, {ended}"
-        noise = "" if self.noise[-1] is None else f", noise {self.noise[-1]:.3g}"
-        return (
-            f"{len(self)} steps, {ended}: loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
-            f"nats per observation (best {self.best_loss:.4g}){noise}, {sum(self.iterations)} CG iterations, "
-            f"{sum(self.seconds):.3g} s"
-        )
-
-    def _cut(self, length: int) -> None:
-        """Forgets steps that were not completed."""
-        for values in vars(self).values():
-            if isinstance(values, list):
-                del values[length:]
-
-
-class FitError(RuntimeError):
-    """Loss, gradient or parameters are no longer finite; `history` holds the steps up to there."""
-
-    def __init__(self, message: str, step: int, history: History) -> None:
-        super().__init__(message)
-        self.step, self.history = step, history
 
 
 def fit(
@@ -139,7 +69,7 @@ def fit(
     mll = _checked_mll(model, mll)
     run = _Run(model, mll, _make_optimizer(model, optimizer, lr))
     plateau = _Plateau(patience, min_improvement)
-    file = None if checkpoint is None else _Checkpoint(Path(checkpoint), run)
+    file = None if checkpoint is None else Checkpoint(Path(checkpoint), run)
     if file is not None:
         file.resume_or_start()
     for loss in run.history.loss:
@@ -218,10 +148,10 @@ class _Run:
         )
         history = self.history
         history.noise.append(noise)
-        history.iterations.append(sum(map(_iterations, self._records)))
+        history.iterations.append(sum(map(count_iterations, self._records)))
         residuals = [solve.worst_residual for record in self._records for solve in record]
         history.worst_residual.append(max(residuals, default=None))
-        error = _logdet_error(self._records[0])
+        error = logdet_error(self._records[0])
         history.standard_error.append(None if error is None else error / history.num_observations)
         history.seconds.append(time.perf_counter() - started)
         history.loss.append(self._losses[0])
@@ -270,7 +200,7 @@ class _Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def fall_back(self, file: "_Checkpoint | None") -> None:
+    def fall_back(self, file: Checkpoint | None) -> None:
         """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""
         self.now = self.last_finite
         self.restore(self.now)
@@ -279,7 +209,7 @@ class _Run:
             with suppress(OSError):  # what failed first matters more
                 file.save()
 
-    def interrupt(self, error: BaseException, file: "_Checkpoint | None") -> None:
+    def interrupt(self, error: BaseException, file: Checkpoint | None) -> None:
         """Undoes the unfinished step, saves, and tells the exception's reader where things stand."""
         self.restore(self.now)
         self.history._cut(self.now["step"])
@@ -312,128 +242,6 @@ class _Run:
             step,
             self.history,
         ) from cause
-
-
-class _Checkpoint:
-    """A file with a run's last complete step, as tensors and plain Python data, and the problem it belongs to."""
-
-    def __init__(self, path: Path, run: _Run) -> None:
-        if path.is_dir():
-            _refuse("checkpoint", f"the directory {path}", "a file, which need not exist")
-        self.path, self.run, self.problem = path, run, _problem(run)
-
-    def resume_or_start(self) -> None:
-        if self.path.exists():
-            self._resume(self._read())
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.save()  # a path that cannot be written is better found now than in an hour
-
-    def save(self) -> None:
-        """Atomic: whoever is killed meanwhile leaves the file before or the file after."""
-        state, history = self.run.now, copy.deepcopy(self.run.history)
-        history._cut(state["step"])
-        content = {"format": _CHECKPOINT_FORMAT, "problem": self.problem, "history": vars(history), **state}
-        partial = self.path.with_name(self.path.name + ".tmp")
-        try:
-            with partial.open("wb") as stream:
-                torch.save(content, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, Any]:
-        advice = "expected one written by fit; move it away to start afresh"
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:
-            kind = type(error).__name__  # torch's message would send the reader elsewhere
-            raise ValueError(f"checkpoint: {self.path} cannot be read ({kind}); {advice}") from error
-        expected = {"format", "problem", "history", *self.run.now}
-        if not isinstance(content, dict) or not expected <= content.keys() or content["format"] != _CHECKPOINT_FORMAT:
-            raise ValueError(f"checkpoint: {self.path} is not a checkpoint of this version; {advice}")
-        return content
-
-    def _resume(self, content: dict[str, Any]) -> None:
-        if differences := _differences(content["problem"], self.problem):
-            raise ValueError(
-                f"checkpoint: {self.path} belongs to another run: {'; '.join(differences)}. Expected the same data, "
-                "model and optimizer; give another path, or move the file away to start afresh"
-            )
-        self.run.restore(content)
-        self.run.history = History(**{**content["history"], "stopped": ""})
-        torch.set_rng_state(content["rng"]["cpu"])
-        if torch.cuda.is_available():
-            for device, state in enumerate(content["rng"]["cuda"][: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(state, device)
-        self.run.begin()
-
-
-def _problem(run: _Run) -> dict[str, Any]:
-    """What a checkpoint must share with the run that resumes it."""
-    model, optimizer = run.model, run.optimizer
-    named = list(model.named_parameters())
-    fixed = [parameter for _, parameter in named if not parameter.requires_grad]
-    for module in model.modules():
-        if isinstance(module, Interval | Prior | CartesianGrid):
-            fixed.extend(module.buffers())
-    return {
-        "train_inputs": [_fingerprint(inputs) for inputs in model.train_inputs],
-        "train_targets": _fingerprint(model.train_targets),
-        "modules": {name or "model": type(module).__name__ for name, module in model.named_modules()},
-        "parameters": {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' fixed'}" for name, p in named},
-        "fixed values (parameters, bounds, priors, grid)": _digest(*fixed),
-        "objective": type(run.mll).__name__,
-        "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-        "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
-        "lr": float(optimizer.defaults.get("lr", math.inf)),
-    }
-
-
-def _fingerprint(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype} #{_digest(tensor)}"
-
-
-def _digest(*tensors: Tensor) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]
-
-
-def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
-    """In words, entry by entry."""
-    found = []
-    for key in dict.fromkeys([*theirs, *ours]):
-        there, here = theirs.get(key, "absent"), ours.get(key, "absent")
-        if isinstance(there, dict) and isinstance(here, dict):
-            found += _differences(there, here, f"{prefix}{key}: ")
-        elif there != here:
-            found.append(f"{prefix}{key}: {there} in the checkpoint, {here} here")
-    return found
-
-
-def _iterations(record: SolveRecord) -> int:
-    """Of solves and log-determinants. Probes solved along with the right-hand side are reported as both: count one."""
-    shared = Counter(solve.iterations for solve in record if "log-determinant" in solve.reason)
-    total = sum(solve.iterations for solve in record)
-    for logdet in record.logdets:
-        if shared[logdet.iterations]:
-            shared[logdet.iterations] -= 1
-        else:
-            total += logdet.iterations
-    return total
-
-
-def _logdet_error(record: SolveRecord) -> float | None:
-    """Standard error of the sum of all log-determinants, whose probes are independent."""
-    errors = [logdet.standard_error for logdet in record.logdets]
-    known = [error.double().square().sum().item() for error in errors if error is not None]
-    return math.sqrt(sum(known)) if errors and len(known) == len(errors) else None
 
 
 def _mean_noise(likelihood: Any) -> float | None:

@@ -92,7 +92,7 @@ class CartesianGrid(torch.nn.Module):
         refuse((index < 0) | (index >= self.num_cells), index, "index", f"cells from 0 to {self.num_cells - 1}")
         if index.is_floating_point() or index.dtype == torch.bool:
             raise ValueError(f"index: got {index.dtype}; expected integers")
-        positions = []  # torch.unravel_index would copy the shape to the device
+        index, positions = index.long(), []  # torch.unravel_index would copy the shape to the device
         for m in reversed(self.shape):
             positions.append(index % m)
             index = index // m

@@ -19,7 +19,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.fit import FitError, History, _iterations, _logdet_error, _Plateau, _Run, fit
+from gpytorch_gaps.fit import _Plateau, _Run, fit
+from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.reports import LogdetReport, SolveRecord, SolveReport, record_solves
 
@@ -349,18 +350,18 @@ def test_probes_solved_with_the_right_hand_side_count_once():
     record = SolveRecord()
     record += [solve(7, "with 10 probes for the log-determinant"), solve(5)]
     record.logdets += [logdet(7)]
-    assert _iterations(record) == 12
+    assert count_iterations(record) == 12
     record.logdets += [logdet(7), logdet(5)]  # others happen to take as many
-    assert _iterations(record) == 24
+    assert count_iterations(record) == 24
 
 
 def test_standard_errors_add_up_as_independent_ones():
     record = SolveRecord()
-    assert _logdet_error(record) is None
+    assert logdet_error(record) is None
     record.logdets += [logdet(1, [3.0, 4.0]), logdet(1, 12.0)]
-    assert _logdet_error(record) == pytest.approx(13.0)
+    assert logdet_error(record) == pytest.approx(13.0)
     record.logdets += [logdet(1, None)]
-    assert _logdet_error(record) is None
+    assert logdet_error(record) is None
 
 
 def test_the_bar_shows_loss_noise_and_iterations(capfd):

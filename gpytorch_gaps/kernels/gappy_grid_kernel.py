@@ -30,7 +30,7 @@ class GappyGridKernel(Kernel):
     def __init__(
         self, kernels: Sequence[Kernel], grid: CartesianGrid, active_dims: Sequence[int] | Tensor | None = None
     ) -> None:
-        super().__init__(active_dims=active_dims)  # type: ignore[arg-type]
+        super().__init__(active_dims=active_dims)
         if not isinstance(grid, CartesianGrid):
             raise ValueError(f"grid: got {type(grid).__name__}, expected a CartesianGrid")
         if len(kernels) != len(grid.axes):
@@ -47,7 +47,7 @@ class GappyGridKernel(Kernel):
             raise ValueError(
                 f"active_dims: got {len(self.active_dims)}, expected {grid.num_columns}, the grid's columns"
             )
-        self.kernels = torch.nn.ModuleList(kernels)
+        self.kernels: Any = torch.nn.ModuleList(kernels)
         self.grid = grid
         self._lookups = Lookups()
         for axis, (kernel, points) in enumerate(zip(kernels, grid.axes, strict=True)):

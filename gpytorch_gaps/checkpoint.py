@@ -1,0 +1,121 @@
+"""A fit's state in a file, from which a killed run goes on as if nothing had happened."""
+
+import copy
+import hashlib
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.history import History
+
+_CHECKPOINT_FORMAT = 1
+
+
+class Checkpoint:
+    """A file with a run's last complete step, as tensors and plain Python data, and the problem it belongs to."""
+
+    def __init__(self, path: Path, run: Any) -> None:
+        if path.is_dir():
+            raise ValueError(f"fit: checkpoint: got the directory {path}, expected a file, which need not exist")
+        self.path, self.run, self.problem = path, run, _problem(run)
+
+    def resume_or_start(self) -> None:
+        if self.path.exists():
+            self._resume(self._read())
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.save()  # a path that cannot be written is better found now than in an hour
+
+    def save(self) -> None:
+        """Atomic: whoever is killed meanwhile leaves the file before or the file after."""
+        state, history = self.run.now, copy.deepcopy(self.run.history)
+        history._cut(state["step"])
+        content = {"format": _CHECKPOINT_FORMAT, "problem": self.problem, "history": vars(history), **state}
+        partial = self.path.with_name(self.path.name + ".tmp")
+        try:
+            with partial.open("wb") as stream:
+                torch.save(content, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(partial, self.path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, Any]:
+        advice = "expected one written by fit; move it away to start afresh"
+        try:
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__  # torch's message would send the reader elsewhere
+            raise ValueError(f"checkpoint: {self.path} cannot be read ({kind}); {advice}") from error
+        expected = {"format", "problem", "history", *self.run.now}
+        if not isinstance(content, dict) or not expected <= content.keys() or content["format"] != _CHECKPOINT_FORMAT:
+            raise ValueError(f"checkpoint: {self.path} is not a checkpoint of this version; {advice}")
+        return content
+
+    def _resume(self, content: dict[str, Any]) -> None:
+        if differences := _differences(content["problem"], self.problem):
+            raise ValueError(
+                f"checkpoint: {self.path} belongs to another run: {'; '.join(differences)}. Expected the same data, "
+                "model and optimizer; give another path, or move the file away to start afresh"
+            )
+        self.run.restore(content)
+        self.run.history = History(**{**content["history"], "stopped": ""})
+        torch.set_rng_state(content["rng"]["cpu"])
+        if torch.cuda.is_available():
+            for device, state in enumerate(content["rng"]["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, device)
+        self.run.begin()
+
+
+def _problem(run: Any) -> dict[str, Any]:
+    """What a checkpoint must share with the run that resumes it."""
+    model, optimizer = run.model, run.optimizer
+    named = list(model.named_parameters())
+    fixed = [parameter for _, parameter in named if not parameter.requires_grad]
+    for module in model.modules():
+        if isinstance(module, Interval | Prior | CartesianGrid):
+            fixed.extend(module.buffers())
+    return {
+        "train_inputs": [_fingerprint(inputs) for inputs in model.train_inputs],
+        "train_targets": _fingerprint(model.train_targets),
+        "modules": {name or "model": type(module).__name__ for name, module in model.named_modules()},
+        "parameters": {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' fixed'}" for name, p in named},
+        "fixed values (parameters, bounds, priors, grid)": _digest(*fixed),
+        "objective": type(run.mll).__name__,
+        "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+        "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
+        "lr": float(optimizer.defaults.get("lr", math.inf)),
+    }
+
+
+def _fingerprint(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype} #{_digest(tensor)}"
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]
+
+
+def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
+    """In words, entry by entry."""
+    found = []
+    for key in dict.fromkeys([*theirs, *ours]):
+        there, here = theirs.get(key, "absent"), ours.get(key, "absent")
+        if isinstance(there, dict) and isinstance(here, dict):
+            found += _differences(there, here, f"{prefix}{key}: ")
+        elif there != here:
+            found.append(f"{prefix}{key}: {there} in the checkpoint, {here} here")
+    return found
