@@ -84,6 +84,11 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         terms = OwnInvQuad.apply(operator.representation_tree(), columns, *operator.representation())
         return terms.sum(-1) if reduce_inv_quad else terms
 
+    def sqrt_inv_matmul(self, rhs: Tensor, lhs: Tensor | None = None) -> Any:
+        """``(K + D)^-1/2 rhs``: upstream's, without a preconditioner, which would give a rotated root."""
+        plain = type(self)(*self.linear_ops, preconditioner_override=_no_preconditioner)
+        return AddedDiagLinearOperator.sqrt_inv_matmul(plain, rhs, lhs)
+
     def _columns(self, name: str, rhs: Tensor) -> Tensor:
         """Right-hand sides as columns, checked. shape: (N,) or (*batch, N, C) -> (*batch, N, C)"""
         rhs = to_dense(rhs)
@@ -137,3 +142,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         assert probes.estimates is not None  # set by _solve, which the estimator above called
         error, count = standard_error(probes.estimates), probes.estimates.size(0)
         return quad, value, LogdetReport("stochastic", value.detach(), error, count, probes.iterations, "data side")
+
+
+def _no_preconditioner(_: LinearOperator) -> tuple[None, None, None]:
+    return None, None, None

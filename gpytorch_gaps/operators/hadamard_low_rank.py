@@ -18,7 +18,8 @@ class HadamardLowRankOperator(LinearOperator):
     def __init__(self, base: LinearOperator, left: Tensor, right: Tensor) -> None:
         batch = torch.broadcast_shapes(base.batch_shape, left.shape[:-2], right.shape[:-2])
         base = base if base.batch_shape == batch else base._expand_batch(batch)
-        left, right = left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:])
+        # only where needed: autograd Functions rebuild the operator without gradients, and look for those of its tensors
+        left, right = (t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (left, right))
         super().__init__(base, left, right)
         self.base, self.left, self.right = base, left, right
 

@@ -58,7 +58,7 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         if isinstance(other, DiagLinearOperator):
             return SelectedKroneckerSumAddedDiagOperator(self, other)
         if isinstance(other, AddedDiagLinearOperator):
-            return super().__add__(other)
+            return self + other._linear_op + other._diag_tensor
         parts = other.linear_ops if isinstance(other, SumLinearOperator) else (other,)
         return SelectedKroneckerSumOperator(*self.linear_ops, *parts)
 
@@ -116,6 +116,8 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, DiagLinearOperator):
             return type(self)(self._linear_op, self._diag_tensor + other)
+        if isinstance(other, AddedDiagLinearOperator):
+            return type(self)(self._linear_op + other._linear_op, self._diag_tensor + other._diag_tensor)
         return type(self)(self._linear_op + other, self._diag_tensor)
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:

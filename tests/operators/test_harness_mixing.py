@@ -1,0 +1,234 @@
+"""linear_operator's own harness, unmodified, over the operators that mix kernels: products with scattered points or
+low-rank kernels, sums with and without noise, posterior covariances; without batch, with one and two batch dimensions.
+"""
+
+import unittest
+
+import pytest
+import torch
+from linear_operator.operators import (
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+)
+from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
+
+from gpytorch_gaps.operators import (
+    HadamardLowRankOperator,
+    KhatriRaoOperator,
+    SelectedKroneckerOperator,
+    SelectedKroneckerSumAddedDiagOperator,
+    SelectedKroneckerSumOperator,
+)
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+from tests._dense import kron, kron_vectors
+
+TRAIN = torch.tensor([0, 2, 3, 5, 7, 8, 11])
+TEST = torch.tensor([1, 2, 4, 6, 10])
+BATCHES = {"": (), "Batch": (3,), "MultiBatch": (2, 3)}
+
+
+def over_batches(harness):
+    """Puts a recipe through the harness once for every batch shape: as Test<name>, ...Batch, ...MultiBatch."""
+
+    def register(recipe):
+        for suffix, batch in BATCHES.items():
+            name = f"Test{recipe.__name__}{suffix}"
+            members = {"seed": 0, "batch": batch, "__module__": __name__, "__qualname__": name}
+            globals()[name] = type(name, (recipe, harness, unittest.TestCase), members)
+        return recipe
+
+    return register
+
+
+def spd(*sizes, batch=(), seed=0):
+    """Well-conditioned factors: the harness compares float32 Lanczos decompositions."""
+    generator = torch.Generator().manual_seed(seed)
+    roots = [torch.randn(*batch, size, size, generator=generator) for size in sizes]
+    return [root @ root.mT / size + torch.eye(size) for root, size in zip(roots, sizes, strict=True)]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def kronecker(batch, seed=0):
+    return SelectedKroneckerOperator(*spd(4, 3, batch=batch, seed=seed), row_index=TRAIN, col_index=TRAIN)
+
+
+def evaluate(op):
+    """Written out from the tensors alone, by none of the operators' own code."""
+    if isinstance(op, SelectedKroneckerOperator):
+        return kron(op.factors)[..., op.row_index, :][..., op.col_index]
+    if isinstance(op, KhatriRaoOperator):
+        rows = kron_vectors(op.factors)[..., op.col_index]
+        return rows.mT if op.transposed else rows
+    if isinstance(op, HadamardLowRankOperator):
+        return evaluate(op.base) * (op.left @ op.right.mT)
+    if isinstance(op, SumLinearOperator):
+        return sum(evaluate(part) for part in op.linear_ops)
+    if isinstance(op, RootLinearOperator):
+        root = op.root.tensor
+        return root @ root.mT
+    if isinstance(op, ConstantDiagLinearOperator):
+        return torch.diag_embed(op.diag_values.expand(*op.batch_shape, op.diag_shape))
+    if isinstance(op, DiagLinearOperator):
+        return torch.diag_embed(op._diag)
+    if isinstance(op, PosteriorCovarianceOperator):
+        cross, train = evaluate(op.cross), evaluate(op.train)
+        train = 0.5 * (train + train.mT)  # so that its gradient is symmetric, as ours is
+        return evaluate(op.prior) - cross @ torch.linalg.solve(train, cross.mT)
+    return op.tensor
+
+
+class Recipe:
+    batch = ()
+
+    def evaluate_linear_op(self, linear_op):
+        return evaluate(linear_op)
+
+
+# -- scattered points against a grid ---------------------------------------------------------------------------------
+
+
+@over_batches(RectangularLinearOperatorTestCase)
+class KhatriRao(Recipe):
+    transposed = False
+
+    def create_linear_op(self):
+        factors = [normal(*self.batch, 5, size, seed=size) for size in (4, 3)]
+        return KhatriRaoOperator(*factors, col_index=TRAIN, transposed=self.transposed)
+
+
+@over_batches(RectangularLinearOperatorTestCase)
+class KhatriRaoTransposed(KhatriRao):
+    transposed = True
+
+
+@over_batches(RectangularLinearOperatorTestCase)
+class KhatriRaoRepeatedCells(Recipe):
+    """Cells in any order, some twice, and a batch on one factor alone."""
+
+    def create_linear_op(self):
+        factors = [normal(*self.batch, 5, 4), normal(5, 3, seed=1)]
+        return KhatriRaoOperator(*factors, col_index=torch.tensor([7, 0, 3, 3, 11, 5]))
+
+
+# -- a kernel times one of low rank ----------------------------------------------------------------------------------
+
+
+@over_batches(LinearOperatorTestCase)
+class Hadamard(Recipe):
+    """Rank 2, and positive definite: the entrywise product of a definite matrix and one with a positive diagonal."""
+
+    should_test_sample = True
+
+    def create_linear_op(self):
+        scales = 1.0 + 0.3 * normal(*self.batch, len(TRAIN), 2)
+        return HadamardLowRankOperator(kronecker(self.batch), scales, scales)
+
+
+@over_batches(RectangularLinearOperatorTestCase)
+class HadamardRectangular(Recipe):
+    def create_linear_op(self):
+        base = SelectedKroneckerOperator(*spd(4, 3, batch=self.batch), row_index=TEST, col_index=TRAIN)
+        left, right = normal(*self.batch, len(TEST), 2), normal(*self.batch, len(TRAIN), 2, seed=1)
+        return HadamardLowRankOperator(base, left, right)
+
+
+@over_batches(RectangularLinearOperatorTestCase)
+class HadamardKhatriRao(Recipe):
+    """A product of kernels between scattered points and a grid."""
+
+    def create_linear_op(self):
+        base = KhatriRaoOperator(*(normal(*self.batch, 5, size, seed=size) for size in (4, 3)), col_index=TRAIN)
+        return HadamardLowRankOperator(base, normal(*self.batch, 5, 2), normal(*self.batch, len(TRAIN), 2, seed=1))
+
+
+# -- sums ------------------------------------------------------------------------------------------------------------
+
+
+class Sum(Recipe):
+    should_test_sample = True
+
+    def other(self):
+        raise NotImplementedError
+
+    def create_linear_op(self):
+        return SelectedKroneckerSumOperator(kronecker(self.batch), self.other())
+
+
+@over_batches(LinearOperatorTestCase)
+class SumTwoKronecker(Sum):
+    def other(self):
+        return kronecker(self.batch, seed=1)
+
+
+@over_batches(LinearOperatorTestCase)
+class SumLowRank(Sum):
+    def other(self):
+        return RootLinearOperator(normal(*self.batch, len(TRAIN), 2))
+
+
+@over_batches(LinearOperatorTestCase)
+class SumDense(Sum):
+    def other(self):
+        return DenseLinearOperator(spd(len(TRAIN), batch=self.batch, seed=2)[0])
+
+
+@over_batches(LinearOperatorTestCase)
+class SumHadamard(Sum):
+    def other(self):
+        scales = 1.0 + 0.3 * normal(*self.batch, len(TRAIN), 2)
+        return HadamardLowRankOperator(kronecker(self.batch, seed=1), scales, scales)
+
+
+class Constant:
+    def noise(self):
+        return ConstantDiagLinearOperator(torch.full((*self.batch, 1), 0.7), diag_shape=len(TRAIN))
+
+
+class PerPoint:
+    def noise(self):
+        return DiagLinearOperator(torch.linspace(0.3, 1.1, len(TRAIN)).expand(*self.batch, -1).clone())
+
+
+class AddedDiag:
+    def create_linear_op(self):
+        return SelectedKroneckerSumAddedDiagOperator(super().create_linear_op(), self.noise())
+
+
+for _sum in (SumTwoKronecker, SumLowRank, SumDense, SumHadamard):
+    for _noise in (Constant, PerPoint):
+        over_batches(LinearOperatorTestCase)(type(f"{_sum.__name__}Plus{_noise.__name__}", (AddedDiag, _noise, _sum), {}))
+
+
+# -- posterior covariances -------------------------------------------------------------------------------------------
+
+
+class Posterior(Recipe):
+    should_test_sample = True
+    # its root is always a Cholesky factor: a Lanczos root loses variance
+    should_call_lanczos = False
+
+    def train(self):
+        raise NotImplementedError
+
+    def create_linear_op(self):
+        factors = spd(4, 3, batch=self.batch)
+        prior = SelectedKroneckerOperator(*factors, row_index=TEST, col_index=TEST)
+        cross = SelectedKroneckerOperator(*factors, row_index=TEST, col_index=TRAIN)
+        return PosteriorCovarianceOperator(prior, cross, self.train(factors))
+
+
+@over_batches(LinearOperatorTestCase)
+class PosteriorOfOneKernel(Posterior):
+    def train(self, factors):
+        noise = ConstantDiagLinearOperator(torch.full((*self.batch, 1), 0.7), diag_shape=len(TRAIN))
+        return SelectedKroneckerOperator(*factors, row_index=TRAIN, col_index=TRAIN) + noise
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
