@@ -6,13 +6,13 @@ from gpytorch_gaps.fit import fit
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
+from gpytorch_gaps.kernels.terms import teach_sums_and_products
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
-from gpytorch_gaps.models.prediction_strategy import forward_prediction_strategies
 from gpytorch_gaps.reports import LogdetReport, NotConvergedWarning, SolveReport, record_solves
 
 __version__ = "0.1.0"
 
-forward_prediction_strategies()
+teach_sums_and_products()
 
 __all__ = [
     "CartesianGrid",

@@ -89,12 +89,15 @@ class GappyGridKernel(Kernel):
         if rows is None:
             assert cols is not None
             factors = self._factors(self._split(x1), cols.axes, **params)
-            return KhatriRaoOperator(*factors, col_index=cols.index)
+            return KhatriRaoOperator(*factors, col_index=cols.index, points=x1.detach())
         if cols is None:
             factors = self._factors(rows.axes, self._split(x2), **params)
-            return KhatriRaoOperator(*(factor.mT for factor in factors), col_index=rows.index, transposed=True)
+            transposed = (factor.mT for factor in factors)
+            return KhatriRaoOperator(*transposed, col_index=rows.index, transposed=True, points=x2.detach())
         factors = self._factors(rows.axes, cols.axes, **params)
-        return SelectedKroneckerOperator(*factors, row_index=rows.index, col_index=cols.index)
+        return SelectedKroneckerOperator(
+            *factors, row_index=rows.index, col_index=cols.index, row_points=x1, col_points=x2
+        )
 
     def cells_of(self, x: Tensor, training: bool = True) -> Cells | None:
         """The points x `(N, D)` as cells of a grid: this one or, if one is off it, their own. None if scattered.

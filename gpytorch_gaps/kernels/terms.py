@@ -1,30 +1,30 @@
 """What a sum, a scale or a product of kernels is on a grid: a list of terms, each as structured as it can be.
 
 GPyTorch evaluates ``AdditiveKernel`` and ``ProductKernel`` without knowing grids: it multiplies test x train
-covariances densely. Here the same kernels are walked instead, by the distributive law:
+covariances densely. :func:`teach_sums_and_products` has them walked instead, by the distributive law:
 
     sums        their terms, side by side
     scales      their term, scaled
     products    each term of one times each term of the other, entry by entry: Kronecker times Kronecker is Kronecker,
-                factor by factor; Kronecker times low rank is a sum of scaled Kronecker products; else dense
-    any other   on the columns of one axis, it is a Kronecker product with ones; else as GPyTorch evaluates it
+                factor by factor; else dense
+    any other   on the columns of one axis, it is a Kronecker product with ones; else as GPyTorch evaluates it. A
+                linear kernel of several axes is a sum of linear kernels of one
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 from gpytorch import Module
-from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ProductKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import to_dense, to_linear_operator
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     LinearOperator,
-    MatmulLinearOperator,
-    RootLinearOperator,
     SumLinearOperator,
 )
 from torch import Tensor
@@ -32,7 +32,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
 from gpytorch_gaps.operators import (
-    HadamardLowRankOperator,
+    KernelRowsOperator,
     KhatriRaoOperator,
     SelectedKroneckerOperator,
     SelectedKroneckerSumOperator,
@@ -90,47 +90,72 @@ def grid_points(covariance: LinearOperator) -> tuple[GappyGridKernel, Tensor] | 
     return None if host is None else (host.kernel, host.points(covariance.x1))
 
 
-def grid_covariance(covariance: LinearOperator) -> LinearOperator:
-    """A lazily evaluated covariance, evaluated with its structure kept; others as GPyTorch evaluates them."""
-    parts = _evaluated_terms(covariance)
-    if parts is None:
-        return covariance.evaluate_kernel() if isinstance(covariance, LazyEvaluatedKernelTensor) else covariance
-    if len(parts) == 1 and isinstance(parts[0], SelectedKroneckerOperator):
-        return parts[0]
-    if _is_of_one_set(covariance):
-        return SelectedKroneckerSumOperator(*parts)
-    return parts[0] if len(parts) == 1 else SumLinearOperator(*parts)
-
-
-def _is_of_one_set(covariance: LinearOperator) -> bool:
-    """Whether rows and columns are the same points."""
+def row_points(covariance: LinearOperator) -> Tensor | None:
+    """The points that the rows of an evaluated covariance belong to, in the grid's columns, as far as known."""
     if isinstance(covariance, SumLinearOperator):
-        return all(map(_is_of_one_set, covariance.linear_ops))
-    if not isinstance(covariance, LazyEvaluatedKernelTensor):
-        return covariance.is_square
-    x1, x2 = covariance.x1, covariance.x2
-    return x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        found = map(row_points, covariance.linear_ops)
+        return next((points for points in found if points is not None), None)
+    return getattr(covariance, "row_points", None)
 
 
-def _evaluated_terms(covariance: LinearOperator) -> list[LinearOperator] | None:
-    """The terms of a covariance that has a grid kernel in it, else None."""
-    if isinstance(covariance, SumLinearOperator) and not isinstance(covariance, AddedDiagLinearOperator):
-        found = [_evaluated_terms(part) for part in covariance.linear_ops]
-        if all(terms is None for terms in found):
-            return None
-        pairs = zip(found, covariance.linear_ops, strict=True)
-        return [t for terms, part in pairs for t in ([part.evaluate_kernel()] if terms is None else terms)]
-    if not isinstance(covariance, LazyEvaluatedKernelTensor) or covariance.last_dim_is_batch:
-        return None
-    columns = tuple(range(covariance.x1.size(-1)))
-    host = find_host(covariance.kernel, columns)
+def grid_covariance(covariance: LinearOperator) -> LinearOperator:
+    """A covariance, evaluated; a sum that was added up outside of a kernel becomes one of ours."""
+    lazy = LazyEvaluatedKernelTensor
+    if isinstance(covariance, lazy):
+        return covariance.evaluate_kernel()
+    if type(covariance) is not SumLinearOperator:
+        return covariance
+    parts = [part.evaluate_kernel() if isinstance(part, lazy) else part for part in covariance.linear_ops]
+    if any(isinstance(part, SelectedKroneckerOperator) and part.is_symmetric for part in parts):
+        return SelectedKroneckerSumOperator(*parts)
+    return SumLinearOperator(*parts)
+
+
+def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator | None:
+    """What a sum or product with a grid kernel in it is; None if there is none. Its `active_dims` have been taken."""
+    columns = tuple(range(x1.size(-1)))
+    host = find_host(kernel, columns)
     if host is None:
         return None
-    # as GPyTorch does: what was made without gradients stays without
-    with torch.set_grad_enabled(covariance._is_grad_enabled):
-        found_terms = _Walk(host, covariance.x1, covariance.x2, covariance.params).terms(covariance.kernel, columns)
-        batch = covariance.batch_shape
-        return [term if term.batch_shape == batch else term._expand_batch(batch) for term in found_terms]
+    terms = _Walk(host, x1, x2, params).terms(kernel, columns)
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
+    terms = [term if term.batch_shape == batch else term.expand(*batch, *term.matrix_shape) for term in terms]
+    if len(terms) == 1 and isinstance(terms[0], SelectedKroneckerOperator):
+        return terms[0]
+    if x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2)):
+        return SelectedKroneckerSumOperator(*terms)
+    return terms[0] if len(terms) == 1 else SumLinearOperator(*terms)
+
+
+def teach_sums_and_products() -> None:
+    """Makes GPyTorch's ``AdditiveKernel`` and ``ProductKernel`` keep the structure of a grid kernel inside them.
+
+    Upstream they multiply test x train covariances densely, and do not hand down the prediction strategy of what is
+    inside them, as ``ScaleKernel`` does. Kernels without a grid kernel inside are not affected.
+    """
+    for kind in (AdditiveKernel, ProductKernel):
+        kind.forward = _keeping_structure(kind.forward)
+        kind.prediction_strategy = _handed_down
+
+
+def _keeping_structure(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(upstream)
+    def forward(self: Kernel, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        if not diag and not params.get("last_dim_is_batch", False):
+            own = {name: value for name, value in params.items() if name != "last_dim_is_batch"}
+            covariance = structured_covariance(self, x1, x2, own)
+            if covariance is not None:
+                return covariance
+        return upstream(self, x1, x2, diag=diag, **params)
+
+    return forward
+
+
+def _handed_down(self: Kernel, *args: Any, **kwargs: Any) -> Any:
+    for kernel in self.modules():
+        if isinstance(kernel, GappyGridKernel):
+            return kernel.prediction_strategy(*args, **kwargs)
+    return Kernel.prediction_strategy(self, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -142,27 +167,41 @@ class _Walk:
     x2: Tensor
     params: dict[str, Any]
 
-    def terms(self, kernel: Kernel, columns: tuple[int, ...]) -> list[LinearOperator]:
+    def terms(self, kernel: Kernel, columns: tuple[int, ...], in_product: bool = False) -> list[LinearOperator]:
         """Of a kernel whose inputs are the given columns: its own `active_dims` have been taken."""
         if isinstance(kernel, GappyGridKernel):
             host = Host(kernel, columns)
             return [_evaluate(kernel, host.points(self.x1), host.points(self.x2), self.params)]
         if isinstance(kernel, ScaleKernel):
             scale = kernel.outputscale[..., None, None]
-            return [term.mul(scale) for term in self.terms(kernel.base_kernel, columns)]
+            return [term.mul(scale) for term in self.terms(kernel.base_kernel, columns, in_product)]
         if isinstance(kernel, AdditiveKernel):
-            return [t for child in kernel.kernels for t in self.terms(child, _restricted(child, columns))]
+            children = [(child, _restricted(child, columns)) for child in kernel.kernels]
+            return [term for child, own in children for term in self.terms(child, own, in_product)]
         if isinstance(kernel, ProductKernel):
-            first, *others = [self.terms(child, _restricted(child, columns)) for child in kernel.kernels]
+            first, *others = [
+                self.terms(child, _restricted(child, columns), in_product=True) for child in kernel.kernels
+            ]
             for other in others:
                 first = [hadamard(a, b) for a in first for b in other]
             return first
-        lifted = _lift(kernel, columns, self.host)
-        if lifted is not None:
+        # a low-rank kernel by itself is cheapest as it is, but its product with a Kronecker one is only that if lifted
+        is_linear = type(kernel) is LinearKernel
+        lifted = [] if is_linear and not in_product else _lift(kernel, columns, self.host)
+        if lifted:
             points = self.host.points(self.x1), self.host.points(self.x2)
-            return [_evaluate(lifted, *points, self.params)]
+            return [_evaluate(part, *points, self.params) for part in lifted]
         picked = list(columns)
-        return [_evaluate(kernel, self.x1[..., picked], self.x2[..., picked], self.params)]
+        x1, x2 = self.x1[..., picked], self.x2[..., picked]
+        differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())
+        if differentiable or type(kernel) is LinearKernel or 8 * x1.size(-2) * x2.size(-2) <= _small():
+            return [_evaluate(kernel, x1, x2, self.params)]
+        return [KernelRowsOperator(x1, x2, kernel=kernel, params=self.params)]
+
+
+def _small() -> float:
+    """Bytes up to which a matrix is simply formed."""
+    return settings.prediction_memory.value() / 4
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator:
@@ -172,33 +211,17 @@ def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) ->
 
 def hadamard(first: LinearOperator, second: LinearOperator) -> LinearOperator:
     """The product entry by entry, with as much structure as is left."""
-    for a, b in ((first, second), (second, first)):
-        if isinstance(a, SelectedKroneckerOperator) and isinstance(b, SelectedKroneckerOperator):
-            alike = a.row_shape == b.row_shape and a.col_shape == b.col_shape
-            if alike and same_cells(a.row_index, b.row_index) and same_cells(a.col_index, b.col_index):
-                factors = [f * g for f, g in zip(a.factors, b.factors, strict=True)]
-                return SelectedKroneckerOperator(*factors, row_index=a.row_index, col_index=a.col_index)
-        if isinstance(a, KhatriRaoOperator) and isinstance(b, KhatriRaoOperator):
-            alike = a.col_shape == b.col_shape and a.transposed == b.transposed
-            if alike and same_cells(a.col_index, b.col_index):
-                factors = [f * g for f, g in zip(a.factors, b.factors, strict=True)]
-                return KhatriRaoOperator(*factors, col_index=a.col_index, transposed=a.transposed)
-        sides = _low_rank_sides(b)
-        if sides is not None and isinstance(a, SelectedKroneckerOperator | KhatriRaoOperator):
-            return HadamardLowRankOperator(a, *sides)
+    a, b = first, second
+    if isinstance(a, SelectedKroneckerOperator) and isinstance(b, SelectedKroneckerOperator):
+        alike = a.row_shape == b.row_shape and a.col_shape == b.col_shape
+        if alike and same_cells(a.row_index, b.row_index) and same_cells(a.col_index, b.col_index):
+            return a.with_factors([f * g for f, g in zip(a.factors, b.factors, strict=True)])
+    if isinstance(a, KhatriRaoOperator) and isinstance(b, KhatriRaoOperator):
+        alike = a.col_shape == b.col_shape and a.transposed == b.transposed
+        if alike and same_cells(a.col_index, b.col_index):
+            return a.with_factors([f * g for f, g in zip(a.factors, b.factors, strict=True)])
     _warn_if_large(first)
     return to_linear_operator(to_dense(first) * to_dense(second))
-
-
-def _low_rank_sides(op: LinearOperator) -> tuple[Tensor, Tensor] | None:
-    """U and V with ``op = U V'``, if they are narrow."""
-    if isinstance(op, RootLinearOperator):
-        left = right = to_dense(op.root)
-    elif isinstance(op, MatmulLinearOperator):
-        left, right = to_dense(op.left_linear_op), to_dense(op.right_linear_op).mT
-    else:
-        return None
-    return (left, right) if left.size(-1) <= 32 else None
 
 
 def _warn_if_large(op: LinearOperator) -> None:
@@ -235,18 +258,42 @@ class _OnColumns(Kernel):
         return Module.__call__(self.kernel, x1[..., self._columns], x2[..., self._columns], diag=diag, **params)
 
 
-def _lift(kernel: Kernel, columns: tuple[int, ...], host: Host) -> GappyGridKernel | None:
-    """A kernel on the columns of one axis as a grid kernel that is one on the others; None if it sees several axes.
+class _LinearPart(Kernel):
+    """A linear kernel's share of some of its columns."""
 
-    Low-rank kernels are left as they are: cheaper still.
-    """
-    grid = host.kernel.grid
-    for axis, span in enumerate(grid.columns):
-        own = host.columns[span]
-        if set(columns) <= set(own):
-            kernels: list[Kernel] = [_One() for _ in grid.axes]
-            kernels[axis] = _OnColumns(kernel, [own.index(column) for column in columns])
-            lifted = GappyGridKernel(kernels, grid)
-            lifted._lookups = host.kernel._lookups
-            return lifted
-    return None
+    def __init__(self, kernel: LinearKernel, local: Sequence[int], of_kernel: Sequence[int]) -> None:
+        super().__init__()
+        self.kernel, self._local, self._of_kernel = kernel, list(local), list(of_kernel)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        variance = self.kernel.variance  # shape: (*batch, 1, 1 or columns)
+        variance = variance if variance.size(-1) == 1 else variance[..., self._of_kernel]
+        first, second = x1[..., self._local] * variance, x2[..., self._local]
+        return (first * second).sum(-1) if diag else first @ second.mT
+
+
+def _lift(kernel: Kernel, columns: tuple[int, ...], host: Host) -> list[GappyGridKernel]:
+    """A kernel on the columns of one axis as a grid kernel that is one on the others; none if it sees several axes."""
+    spans = [host.columns[span] for span in host.kernel.grid.columns]
+    touched = [axis for axis, own in enumerate(spans) if set(columns) & set(own)]
+    if not set(columns) <= set(host.columns):
+        return []
+    if len(touched) == 1:
+        (axis,) = touched
+        return [_with_ones(host, axis, _OnColumns(kernel, [spans[axis].index(column) for column in columns]))]
+    if type(kernel) is not LinearKernel:
+        return []
+    parts = []
+    for axis in touched:
+        own = [(spans[axis].index(column), i) for i, column in enumerate(columns) if column in spans[axis]]
+        local, of_kernel = zip(*own, strict=True)
+        parts.append(_with_ones(host, axis, _LinearPart(kernel, local, of_kernel)))
+    return parts
+
+
+def _with_ones(host: Host, axis: int, kernel: Kernel) -> GappyGridKernel:
+    kernels: list[Kernel] = [_One() for _ in host.kernel.grid.axes]
+    kernels[axis] = kernel
+    lifted = GappyGridKernel(kernels, host.kernel.grid)
+    lifted._lookups = host.kernel._lookups
+    return lifted

@@ -93,22 +93,23 @@ class GappyGridLikelihood(GaussianLikelihood):
         """One variance per level: ``D = 1 (x) .. (x) D_k (x) .. (x) 1`` at the cells of the observations."""
         assert self.grid is not None
         assert self.noise_axis is not None
-        prior = covariance.prior if isinstance(covariance, PosteriorCovarianceOperator) else covariance
-        found = None if prior is None else grid_points(prior)
-        if found is not None:
+        noise = self.noise.expand(*torch.broadcast_shapes(self.noise.shape[:-1], shape[:-1]), self.noise.size(-1))
+        found = None if covariance is None else grid_points(covariance)
+        if found is not None:  # the prior, of the observations most of the time
             kernel, x = found
+            x = x[(0,) * (x.dim() - 2)]  # the members of a batch share their points
+            cells = kernel.cells_of(x)
+            if cells is not None and _same_axes(cells.axes, self.grid.axes):
+                axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
+                axes[self.noise_axis] = noise
+                return SelectedKroneckerDiagOperator(*axes, index=cells.index)
+        elif isinstance(covariance, PosteriorCovarianceOperator) and covariance.points is not None:
+            x = covariance.points.x
         else:
             given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
             if not torch.is_tensor(given):
                 raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
-            kernel, x = None, given
-        x = x[(0,) * (x.dim() - 2)]  # the members of a batch share their points
-        noise = self.noise.expand(*torch.broadcast_shapes(self.noise.shape[:-1], shape[:-1]), self.noise.size(-1))
-        cells = kernel.cells_of(x) if kernel is not None and prior is covariance else None
-        if cells is not None and _same_axes(cells.axes, self.grid.axes):
-            axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
-            axes[self.noise_axis] = noise
-            return SelectedKroneckerDiagOperator(*axes, index=cells.index)
+            x = given[(0,) * (given.dim() - 2)]
         axis = self.grid.axes[self.noise_axis]
         columns = self.grid.columns[self.noise_axis]
         level = first_equal_row(axis, x[..., columns])
@@ -125,7 +126,8 @@ class GappyGridLikelihood(GaussianLikelihood):
         given = self.noise
         if given.size(-1) == 1:
             return self.noise_covar(shape=shape)
-        where = covariance.positions
+        points = covariance.points
+        where = None if points is None else first_equal_row(points.train_x, points.x)
         if where is None or bool((where < 0).any()):
             raise ValueError(
                 "noise: variances were given for the observations only, and a test point is not one of them; expected "

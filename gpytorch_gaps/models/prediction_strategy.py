@@ -4,17 +4,13 @@ from typing import Any
 
 import gpytorch
 from gpytorch.distributions import MultitaskMultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.grid import first_equal_row
-from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
-from gpytorch_gaps.kernels.terms import grid_covariance, grid_points
-from gpytorch_gaps.likelihoods.noise import GivenNoise
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, row_points
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, TestPoints
 
 
 class GappyGridPredictionStrategy(DefaultPredictionStrategy):
@@ -61,20 +57,19 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             return mean, ZeroLinearOperator(*test_test_covar.size())
         train = self.lik_train_train_covar
         if gpytorch.settings.detach_test_caches.on():
-            train = train.detach()
-        positions = self._positions(test_train_covar) if self._needs_positions else None
-        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, positions=positions)
+            # linear_operator's own detach copies, and what was worked out for the originals would be lost
+            train = train.representation_tree()(*(tensor.detach() for tensor in train.representation()))
+        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=self._test_points(cross))
 
-    @property
-    def _needs_positions(self) -> bool:
-        """Whether the noise of a test point is that of the observation in its place."""
-        return isinstance(getattr(self.likelihood, "noise_covar", None), GivenNoise)
-
-    def _positions(self, test_train_covar: LinearOperator) -> Tensor | None:
-        test, train = grid_points(test_train_covar), grid_points(test_train_covar.mT)
-        if test is None or train is None:
+    def _test_points(self, cross: LinearOperator) -> TestPoints | None:
+        """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
+        x, found = row_points(cross), grid_points(self.train_prior_dist.lazy_covariance_matrix)
+        if x is None or found is None:
             return None
-        return first_equal_row(_first_member(train[1]), _first_member(test[1]))
+        kernel, train_x = found
+        cells = kernel.cells_of(x)
+        here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
+        return TestPoints(x, _first_member(train_x), cells.index if cells is not None and here else None)
 
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any
@@ -87,19 +82,3 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 def _first_member(x: Tensor) -> Tensor:
     """The members of a batch share their points. shape: (*batch, N, D) -> (N, D)"""
     return x[(0,) * (x.dim() - 2)]
-
-
-def forward_prediction_strategies() -> None:
-    """Lets sums and products of kernels hand down the strategy of a grid kernel inside them.
-
-    ``ScaleKernel`` asks its base kernel for the strategy; ``AdditiveKernel`` and ``ProductKernel`` do not, so that a
-    sum of grid kernels would be predicted densely. Kernels without a grid kernel are not affected.
-    """
-
-    def prediction_strategy(self: Kernel, *args: Any, **kwargs: Any) -> DefaultPredictionStrategy:
-        if not any(isinstance(kernel, GappyGridKernel) for kernel in self.modules()):
-            return Kernel.prediction_strategy(self, *args, **kwargs)
-        return GappyGridPredictionStrategy(*args, **kwargs)
-
-    for kind in (AdditiveKernel, ProductKernel):
-        kind.prediction_strategy = prediction_strategy

@@ -1,7 +1,7 @@
 """LinearOperators over the solvers: thin faces that plug into GPyTorch's conjugate gradients and Lanczos."""
 
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
-from gpytorch_gaps.operators.hadamard_low_rank import HadamardLowRankOperator
+from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.penalized_gaps import PenalizedGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -14,7 +14,7 @@ from gpytorch_gaps.operators.selected_kronecker_sum import (
 
 __all__ = [
     "FillGapsOperator",
-    "HadamardLowRankOperator",
+    "KernelRowsOperator",
     "KhatriRaoOperator",
     "PenalizedGapsOperator",
     "SelectedKroneckerAddedDiagOperator",

@@ -14,6 +14,7 @@ from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
 from gpytorch_gaps.operators._base import as_diagonal
 from gpytorch_gaps.operators._solve import krylov_solve
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.system import Probes
@@ -43,6 +44,13 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
     @abstractmethod
     def _probes(self) -> Probes:
         """Where the last stochastic log-determinant of this matrix leaves what it saw."""
+
+    def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
+        """A ``P = F C F' + D`` that is this matrix to the tolerance in force, and how far it is from it at most.
+
+        None where there is none, or where `num_rhs` solves cost less.
+        """
+        return None
 
     # -- solving -----------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,20 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, lifted
 
 
 def low_rank_operator(
-    preconditioner: LowRankPreconditioner, coefficients: Tensor, diagonal: DiagLinearOperator, dtype: torch.dtype
+    preconditioner: LowRankPreconditioner,
+    coefficients: Tensor,
+    diagonal: DiagLinearOperator,
+    dtype: torch.dtype,
+    root: Tensor | None = None,
 ) -> LinearOperator:
-    """``F C F' + D``. The root ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored."""
+    """``F C F' + R R' + D``. ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored."""
     vectors = [q.to(dtype) for q in preconditioner.vectors]
     basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
-    root = DiagLinearOperator(lifted_root(coefficients).to(dtype))
-    return PsdSumLinearOperator(RootLinearOperator(MatmulLinearOperator(basis, root)), diagonal)
+    if not coefficients.size(-1):
+        assert root is not None
+        return PsdSumLinearOperator(RootLinearOperator(root.to(dtype)), diagonal)
+    scale = DiagLinearOperator(lifted_root(coefficients).to(dtype))
+    parts = [RootLinearOperator(MatmulLinearOperator(basis, scale))]
+    if root is not None:
+        parts.append(RootLinearOperator(root.to(dtype)))
+    return PsdSumLinearOperator(*parts, diagonal)

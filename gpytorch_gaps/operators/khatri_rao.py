@@ -1,6 +1,7 @@
 """Scattered points against the cells of a grid: rows of a Khatri-Rao product, selected columns."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,9 +21,12 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
     :param factors: one row a point, shape (*batch, Q, m_i) each.
     :param col_index: flat cells, last axis fastest, shape (N,).
     :param transposed: whether this is the N x Q transpose.
+    :param points: the Q points, where it matters which they are. shape (Q, D).
     """
 
-    def __init__(self, *factors: Tensor, col_index: Tensor, transposed: bool = False) -> None:
+    def __init__(
+        self, *factors: Tensor, col_index: Tensor, transposed: bool = False, points: Tensor | None = None
+    ) -> None:
         check_factors("KhatriRaoOperator", factors, square=False)
         for axis, factor in enumerate(factors):
             if factor.size(-2) != factors[0].size(-2):
@@ -32,8 +36,17 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
                 )
         self.col_shape = tuple(factor.size(-1) for factor in factors)
         check_index("KhatriRaoOperator", "col_index", col_index, self.col_shape, factors[0].device)
-        self.col_index, self.transposed = col_index, transposed
-        super().__init__(*factors, col_index=col_index, transposed=transposed)
+        self.col_index, self.transposed, self.points = col_index, transposed, points
+        super().__init__(*factors, col_index=col_index, transposed=transposed, points=points)
+
+    @property
+    def row_points(self) -> Tensor | None:
+        """The points that the rows belong to, as far as they are known."""
+        return None if self.transposed else self.points
+
+    def with_factors(self, factors: Sequence[Tensor]) -> "KhatriRaoOperator":
+        """The same points and cells with other kernels."""
+        return KhatriRaoOperator(*factors, **self._kwargs)
 
     def _size(self) -> torch.Size:
         sizes = (self.factors[0].size(-2), len(self.col_index))
@@ -49,7 +62,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     def _transpose_nonbatch(self) -> "KhatriRaoOperator":
-        return KhatriRaoOperator(*self.factors, col_index=self.col_index, transposed=not self.transposed)
+        return KhatriRaoOperator(*self.factors, **{**self._kwargs, "transposed": not self.transposed})
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         points, cells = (col_index, row_index) if self.transposed else (row_index, col_index)
@@ -67,13 +80,13 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
             return super()._getitem(row_index, col_index, *batch_indices)
         points, cells = (col_index, row_index) if self.transposed else (row_index, col_index)
         factors = (factor[..., points, :] for factor in self._index_batch(batch_indices).factors)
-        return KhatriRaoOperator(*factors, col_index=self.col_index[cells], transposed=self.transposed)
+        kept = None if self.points is None else self.points[points]
+        return KhatriRaoOperator(*factors, col_index=self.col_index[cells], transposed=self.transposed, points=kept)
 
     def _mul_constant(self, other: float | Tensor) -> "KhatriRaoOperator":
         """A constant goes into the first factor."""
         scale = other[..., None, None] if torch.is_tensor(other) else other
-        factors = (self.factors[0] * scale, *self.factors[1:])
-        return KhatriRaoOperator(*factors, col_index=self.col_index, transposed=self.transposed)
+        return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
 
     def to_dense(self) -> Tensor:
         value: Any = 1.0

@@ -1,6 +1,7 @@
 """``W_r (K_1 (x) ... (x) K_d) W_c'``: rows and columns of a Kronecker product."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
     :param col_index: flat cells among the prod m_i columns. Default: `row_index` for square factors, else all.
     :param memo: what solves with this operator remember; rides along when the operator is rebuilt.
+    :param row_points: the points that the rows belong to, where it matters which they are. shape (N, D).
+    :param col_points: likewise, of the columns.
 
     Cost of a product: sum_i q_i times the grid, and one visit to each row and column.
     """
@@ -40,6 +43,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         row_index: Tensor | None = None,
         col_index: Tensor | None = None,
         memo: Memo | None = None,
+        row_points: Tensor | None = None,
+        col_points: Tensor | None = None,
     ) -> None:
         check_factors("SelectedKroneckerOperator", factors, square=False)
         device = factors[0].device
@@ -54,7 +59,9 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         check_index("SelectedKroneckerOperator", "row_index", row_index, self.row_shape, device)
         check_index("SelectedKroneckerOperator", "col_index", col_index, self.col_shape, device)
         self.row_index, self.col_index, self.memo = row_index, col_index, memo or Memo()
-        super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo)
+        self.row_points, self.col_points = row_points, col_points
+        points = {"row_points": row_points, "col_points": col_points}
+        super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo, **points)
 
     def _size(self) -> torch.Size:
         return torch.Size((*self._factor_batch_shape(), len(self.row_index), len(self.col_index)))
@@ -72,7 +79,14 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def _transpose_nonbatch(self) -> "SelectedKroneckerOperator":
         factors = (factor.mT for factor in self.factors)
-        return SelectedKroneckerOperator(*factors, row_index=self.col_index, col_index=self.row_index, memo=self.memo)
+        return SelectedKroneckerOperator(
+            *factors,
+            row_index=self.col_index,
+            col_index=self.row_index,
+            memo=self.memo,
+            row_points=self.col_points,
+            col_points=self.row_points,
+        )
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         """An entry is a product of one entry of each factor."""
@@ -95,8 +109,13 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         part = self._index_batch(batch_indices)
         if _is_noop_index(row_index) and _is_noop_index(col_index):
             return part
-        rows, cols = self.row_index[row_index], self.col_index[col_index]
-        return SelectedKroneckerOperator(*part.factors, row_index=rows, col_index=cols)
+        return SelectedKroneckerOperator(
+            *part.factors,
+            row_index=self.row_index[row_index],
+            col_index=self.col_index[col_index],
+            row_points=None if self.row_points is None else self.row_points[row_index],
+            col_points=None if self.col_points is None else self.col_points[col_index],
+        )
 
     def to_dense(self) -> Tensor:
         return kron_block(self.factors, self.row_index, self.col_index).expand(self.shape)
@@ -104,8 +123,11 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     def _mul_constant(self, other: float | Tensor) -> "SelectedKroneckerOperator":
         """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
         scale = other[..., None, None] if torch.is_tensor(other) else other
-        factors = (self.factors[0] * scale, *self.factors[1:])
-        return SelectedKroneckerOperator(*factors, row_index=self.row_index, col_index=self.col_index)
+        return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
+
+    def with_factors(self, factors: Sequence[Tensor]) -> "SelectedKroneckerOperator":
+        """The same rows and columns of another product."""
+        return SelectedKroneckerOperator(*factors, **{**self._kwargs, "memo": None})
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, ZeroLinearOperator):

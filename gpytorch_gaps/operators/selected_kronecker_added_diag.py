@@ -26,9 +26,12 @@ from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import solve_in_force
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport
-from gpytorch_gaps.solvers.choose import best_rank
+from gpytorch_gaps.solvers.choose import best_rank, low_rank_form_flops
 from gpytorch_gaps.solvers.system import GapSystem, Probes
+
+_LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
 
 
 class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
@@ -150,6 +153,22 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype)
         logdet = preconditioner.logdet(coefficients, self._noise_tensor().double())
         return preconditioner.solve, operator, logdet.to(self.dtype)
+
+    def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
+        system = self._system()
+        noise = float(system.noise.min())
+        free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
+        if not free or system.row_scale is not None or not noise > 0:
+            return None
+        tolerance = settings.tolerance_in_force()
+        limit = min(_LOW_RANK_LIMIT, system.num_train)
+        rank = system.rank_to(tolerance * noise, limit)
+        if not rank:
+            return None
+        solves = best_rank(system, num_rhs, tolerance).flops
+        if low_rank_form_flops(system, rank, num_rhs) > solves:
+            return None
+        return system.eigen_preconditioner(rank), system.eigenvalue_after(rank) / noise
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 

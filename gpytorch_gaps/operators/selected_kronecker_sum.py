@@ -16,18 +16,16 @@ from linear_operator.operators import (
     SumLinearOperator,
     ZeroLinearOperator,
 )
-from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperator
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.logdet.exact import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
-from gpytorch_gaps.operators._base import as_diagonal
+from gpytorch_gaps.operators._base import as_diagonal, same_cells
+from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
-from gpytorch_gaps.operators.hadamard_low_rank import HadamardLowRankOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.preconditioners.root import RootPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
@@ -38,10 +36,7 @@ _OTHER_RANK = 100  # how far a term without structure is followed by the precond
 
 
 class SelectedKroneckerSumOperator(SumLinearOperator):
-    """A sum of covariances of the same points: Kronecker products and others.
-
-    The others may be products of one with a low-rank kernel (:class:`HadamardLowRankOperator`), low-rank themselves,
-    or anything else, which is then dense.
+    """A sum of covariances of the same points: Kronecker products, low-rank ones, and others, which are dense.
 
     :param linear_ops: square, of the same size.
     :param memo: what solves with this operator remember.
@@ -65,31 +60,29 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
     def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
         return self + as_diagonal(self, diag)
 
-    def kronecker_terms(self) -> list[tuple[SelectedKroneckerOperator, Tensor | None]]:
-        """The Kronecker products, each with the rows' scales where it is multiplied by a low-rank kernel."""
-        terms: list[tuple[SelectedKroneckerOperator, Tensor | None]] = []
-        for op in self.linear_ops:
-            if isinstance(op, SelectedKroneckerOperator):
-                terms.append((op, None))
-            elif _is_scaled(op):
-                terms.append((op.base, op.left))
-        return terms
+    def kronecker_terms(self) -> list[SelectedKroneckerOperator]:
+        """The Kronecker products on the same grid as the first of them."""
+        terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
+        return [
+            op for op in terms if op.row_shape == terms[0].row_shape and same_cells(op.row_index, terms[0].row_index)
+        ]
 
-    def roots(self) -> list[Tensor]:
+    def root(self) -> Tensor | None:
         """Of the other terms: exact for low-rank ones, else of their pivoted Cholesky decomposition, as constants."""
-        roots = []
+        terms, roots = self.kronecker_terms(), []
         for op in self.linear_ops:
-            if isinstance(op, RootLinearOperator) and op.root.size(-1) <= op.size(-1):
+            if isinstance(op, RootLinearOperator) and op.root.size(-1) <= _OTHER_RANK:
                 roots.append(to_dense(op.root))
-            elif not isinstance(op, SelectedKroneckerOperator) and not _is_scaled(op):
-                rank = min(_OTHER_RANK, op.size(-1))
-                roots.append(self._remembered_root(op, rank))
-        return roots
+            elif not any(op is term for term in terms):
+                roots.append(self._remembered_root(op, min(_OTHER_RANK, op.size(-1))))
+        if not roots:
+            return None
+        return torch.cat([root.expand(*self.batch_shape, *root.shape[-2:]) for root in roots], -1)
 
     def _remembered_root(self, op: LinearOperator, rank: int) -> Tensor:
         return self.memo.get(
             "root", op.representation(), lambda: _wide(op).pivoted_cholesky(rank=rank, error_tol=0.0).detach()
-        )
+        ).to(self.dtype)
 
 
 class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
@@ -138,13 +131,20 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     def _build(self) -> SumSystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
-        terms = [KroneckerTerm(op.factors, op.row_index, scales) for op, scales in kernel.kronecker_terms()]
-        roots = [root.detach().double() for root in kernel.roots()]
-        dense = [op for op in kernel.linear_ops if not _has_structure(op)]
-        flops = sum(2.0 * self.size(-1) ** 2 for _ in dense) + sum(4.0 * root.shape[-2:].numel() for root in roots)
-        wide = _wide(self)
-        matmul = self._wide_matmul()
-        return SumSystem(matmul, lambda: wide.to_dense(), terms, roots, self._noise_diagonal().detach(), flops)
+        terms, root, rows = kernel.kronecker_terms(), kernel.root(), self.size(-1)
+        low_rank = [op for op in kernel.linear_ops if isinstance(op, RootLinearOperator)]
+        dense = len(kernel.linear_ops) - len(terms) - len(low_rank)
+        flops = 2.0 * rows**2 * dense + sum(4.0 * rows * op.root.size(-1) for op in low_rank)
+        index = terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device)
+        return SumSystem(
+            self._wide_matmul(),
+            _wide(self).to_dense,
+            [KroneckerTerm(op.factors) for op in terms],
+            index,
+            None if root is None else root.detach().double(),
+            self._noise_diagonal(),
+            flops,
+        )
 
     def _noise_diagonal(self) -> Tensor:
         """shape: (*batch, N)"""
@@ -195,15 +195,16 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         with settings.gap_method("ignore"):
             # probes and right-hand side are solved together
             plan = self._plan(linear_operator.settings.num_trace_samples.value() + 1, training=True)
-        system, kernel = self._system(), self._linear_op
-        preconditioner = system.preconditioner(plan.ranks) if plan.rank else None
-        if preconditioner is None:
+        if not plan.rank:
             return None, None, None
-        terms = [(op.factors, scales) for op, scales in kernel.kronecker_terms()]
-        root = system.root(plan.ranks, terms, kernel.roots())
-        assert root is not None
-        operator = PsdSumLinearOperator(RootLinearOperator(root.to(self.dtype)), self._diag_tensor)
-        return preconditioner.solve, operator, RootPreconditioner.logdet(root, self._noise_diagonal()).to(self.dtype)
+        system, kernel = self._system(), self._linear_op
+        preconditioner = system.preconditioner(plan.ranks)
+        coefficients = system.coefficients(plan.ranks, [op.factors for op in kernel.kronecker_terms()])
+        root = kernel.root()
+        operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype, root)
+        wide_root = None if root is None else root.double()
+        logdet = preconditioner.logdet(coefficients, self._noise_diagonal().double(), wide_root)
+        return preconditioner.solve, operator, logdet.to(self.dtype)
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 
@@ -226,14 +227,6 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         matrix = self._linear_op.to_dense().double() + torch.diag_embed(self._noise_diagonal().double())
         value = dense_logdet(matrix).to(self.dtype)
         return value, LogdetReport("exact", value.detach(), torch.zeros((), device=self.device), 0, 0, "data side")
-
-
-def _is_scaled(op: LinearOperator) -> bool:
-    return isinstance(op, HadamardLowRankOperator) and isinstance(op.base, SelectedKroneckerOperator)
-
-
-def _has_structure(op: LinearOperator) -> bool:
-    return isinstance(op, SelectedKroneckerOperator | RootLinearOperator) or _is_scaled(op)
 
 
 def _wide(op: LinearOperator) -> LinearOperator:

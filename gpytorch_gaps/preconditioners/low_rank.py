@@ -5,6 +5,9 @@
     P^-1   = D^-1 - D^-1 F B (I + B G B)^-1 B F' D^-1,    B = C^(1/2),  G = F' D^-1 F
     log|P| = log|D| + log|I + B G B|
 
+Columns without that structure may stand beside F: ``P = F C F' + R R' + D``, the same with ``[F B, R]`` for ``F B``.
+The eigenvectors need not be those of one matrix: for a sum of Kronecker products F holds the leading ones of each.
+
 The symmetric form needs no division by c, and for a constant diagonal ``I + B G B`` is no worse conditioned than P
 itself. The relative residual of ``P^-1`` is about ``eps max(c) / min(D)``: good enough to precondition up to a ratio
 of 1e14.
@@ -19,25 +22,34 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.gram import masked_gram, pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
-from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells
+from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells, unravel
 
 
 class LowRankPreconditioner:
-    """``P = F C F' + D`` on the cells `index`, in float64 whatever the precision of what it is applied to.
+    """``P = F C F' + R R' + D`` on the cells `index`, in float64 whatever the precision of what it is applied to.
 
     :param vectors: Q_i, shape (*batch, m_i, m_i) each.
     :param positions: column of each Q_i that makes up eigenvector a, shape (d, p).
     :param coefficients: c, shape (*batch, p).
     :param index: cells of the rows, shape (N,).
     :param diagonal: D, shape (*batch, 1) or (*batch, N).
+    :param root: R, shape (*batch, N, r).
 
     Cost: set-up of one masked Gram matrix and p^3 / 3; then two rectangular Kronecker products and p^2 a column.
     """
 
     def __init__(
-        self, vectors: Sequence[Tensor], positions: Tensor, coefficients: Tensor, index: Tensor, diagonal: Tensor
+        self,
+        vectors: Sequence[Tensor],
+        positions: Tensor,
+        coefficients: Tensor,
+        index: Tensor,
+        diagonal: Tensor,
+        root: Tensor | None = None,
     ) -> None:
-        self.rank = positions.size(-1)
+        self._leading = positions.size(-1)
+        self.root = None if root is None else root.detach().double()
+        self.rank = self._leading + (0 if root is None else root.size(-1))
         self.index = index
         self.diagonal = diagonal.detach().double()
         self.coefficients = coefficients.detach().double()
@@ -51,10 +63,10 @@ class LowRankPreconditioner:
         self.basis_index = ravel(self._local, self._basis_shape)
         self.num_cells = math.prod(q.size(-2) for q in self.vectors)
         self.unit_gram = self._gram(torch.ones_like(self.diagonal)) if self.constant else None
-        core = self._core(self.coefficients, self.diagonal)
+        core = self._core(self.coefficients, self.diagonal, self.root)
         self._cholesky = psd_safe_cholesky(core)
         shapes = [(q.size(-2), q.size(-1)) for q in self.vectors]
-        self.setup_flops, self.flops = low_rank_flops(shapes, self.rank)
+        self.setup_flops, self.flops = low_rank_flops(shapes, self._leading)
 
     @property
     def constant(self) -> bool:
@@ -66,49 +78,95 @@ class LowRankPreconditioner:
 
     def _gram(self, diagonal: Tensor) -> Tensor:
         """``F' D^-1 F``, differentiable in D."""
+        if not self._leading:
+            return diagonal.new_zeros(0, 0)
         weights = diagonal.reciprocal().expand(*diagonal.shape[:-1], len(self.index)).unsqueeze(-1)
         grid_weights = spread_cells(weights, self.index, self.num_cells).squeeze(-1)
         return masked_gram(self.vectors, self._local, grid_weights)
 
-    def _core(self, coefficients: Tensor, diagonal: Tensor) -> Tensor:
-        """``I + B G B``. shape: (*batch, p, p)"""
+    def _core(self, coefficients: Tensor, diagonal: Tensor, root: Tensor | None) -> Tensor:
+        """``I + [F B, R]' D^-1 [F B, R]``. shape: (*batch, p + r, p + r)"""
         gram = self._gram(diagonal) if self.unit_gram is None else self.unit_gram / diagonal.unsqueeze(-1)
-        root = lifted_root(coefficients)
-        core = root.unsqueeze(-1) * gram * root.unsqueeze(-2)
+        scale = lifted_root(coefficients)
+        core = scale.unsqueeze(-1) * gram * scale.unsqueeze(-2)
+        if root is not None:
+            weighted = root / diagonal.unsqueeze(-1)
+            cross = scale.unsqueeze(-1) * self.project(weighted)  # shape: (*batch, p, r)
+            corner = root.mT @ weighted
+            core, cross, corner = _same_batch(core, cross, corner)
+            core = torch.cat([torch.cat([core, cross], -1), torch.cat([cross.mT, corner], -1)], -2)
         return core + torch.eye(self.rank, dtype=core.dtype, device=core.device)
 
     def project(self, x: Tensor) -> Tensor:
         """``F' x``. shape: (*batch, N, C) -> (*batch, p, C)"""
+        if not self._leading:
+            return x[..., :0, :]
         return select_cells(
             kron_matmul(self._transposed, spread_cells(x, self.index, self.num_cells)), self.basis_index
         )
 
     def expand(self, coefficients: Tensor) -> Tensor:
         """``F c``. shape: (*batch, p, C) -> (*batch, N, C)"""
+        if not self._leading:
+            return coefficients.new_zeros(*coefficients.shape[:-2], len(self.index), coefficients.size(-1))
         basis = spread_cells(coefficients, self.basis_index, math.prod(self._basis_shape))
         return select_cells(kron_matmul(self.vectors, basis), self.index)
 
     def solve(self, x: Tensor) -> Tensor:
         """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
-        diagonal, root = self.diagonal.unsqueeze(-1), self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1)
+        diagonal, scale = self.diagonal.unsqueeze(-1), self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1)
         scaled = x.double() / diagonal
-        inner = torch.cholesky_solve(root * self.project(scaled), self._cholesky)
-        return (scaled - self.expand(root * inner) / diagonal).to(x.dtype)
+        inner = scale * self.project(scaled)
+        if self.root is not None:
+            inner = torch.cat(_same_batch(inner, self.root.mT @ scaled), -2)
+        inner = torch.cholesky_solve(inner, self._cholesky)
+        image = self.expand(scale * inner[..., : self._leading, :])
+        if self.root is not None:
+            image = image + self.root @ inner[..., self._leading :, :]
+        return (scaled - image / diagonal).to(x.dtype)
 
     def matmul(self, x: Tensor) -> Tensor:
         """``P x``, in the precision of x. shape: (*batch, N, C)"""
         wide = x.double()
         low_rank = self.expand(self.coefficients.unsqueeze(-1) * self.project(wide))
+        if self.root is not None:
+            low_rank = low_rank + self.root @ (self.root.mT @ wide)
         return (low_rank + self.diagonal.unsqueeze(-1) * wide).to(x.dtype)
 
-    def logdet(self, coefficients: Tensor | None = None, diagonal: Tensor | None = None) -> Tensor:
-        """``log|P|``, differentiable in coefficients and diagonal where these are given. shape: batch"""
-        own = coefficients is None and diagonal is None
+    def explained(self, cells: Tensor) -> Tensor:
+        """``diag(H F' P^-1 F H')`` with ``H = Φ C`` the basis at any cells of the grid: what P explains there.
+
+        With ``Φ B = H B^-1`` it is ``|Φ B|^2 - |Φ B (I + B G B)^-1/2|^2``, row by row. Without R. shape: (*batch, q)
+        """
+        assert self.root is None
+        scaled = self.basis_at(cells) * self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-2)
+        left = torch.linalg.solve_triangular(self._cholesky, scaled.mT, upper=False)
+        return scaled.square().sum(-1) - left.square().sum(-2)
+
+    def basis_at(self, cells: Tensor) -> Tensor:
+        """Φ: the eigenvectors at any cells of the grid. shape: (*batch, q, p)"""
+        value = self.vectors[0].new_ones(())
+        shape = tuple(q.size(-2) for q in self.vectors)
+        for q, rows, columns in zip(self.vectors, unravel(cells, shape), self._local, strict=True):
+            value = value * q[..., rows, :][..., columns]
+        return value
+
+    def logdet(
+        self, coefficients: Tensor | None = None, diagonal: Tensor | None = None, root: Tensor | None = None
+    ) -> Tensor:
+        """``log|P|``, differentiable in coefficients, diagonal and root where these are given. shape: batch"""
+        own = coefficients is None and diagonal is None and root is None
         coefficients = self.coefficients if coefficients is None else coefficients
         diagonal = self.diagonal if diagonal is None else diagonal
-        factor = self._cholesky if own else psd_safe_cholesky(self._core(coefficients, diagonal))
+        root = self.root if root is None else root
+        factor = self._cholesky if own else psd_safe_cholesky(self._core(coefficients, diagonal, root))
         rows = len(self.index) if diagonal.size(-1) == 1 else 1
         return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + rows * diagonal.log().sum(-1)
+
+
+def _same_batch(*matrices: Tensor) -> list[Tensor]:
+    batch = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in matrices))
+    return [matrix.expand(*batch, *matrix.shape[-2:]) for matrix in matrices]
 
 
 def low_rank_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, float]:

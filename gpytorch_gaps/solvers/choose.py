@@ -115,3 +115,11 @@ def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
         reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
         plans.append(Plan("ignore", rank, flops=cost, reason=reason))
     return min(plans, key=lambda plan: plan.flops)
+
+
+def low_rank_form_flops(system: GapSystem, rank: int, num_points: int) -> float:
+    """Of setting up ``P = F C F' + D`` and reading the variance of so many cells off it."""
+    _, positions = leading_products(system.eigen().values, rank)
+    shapes = list(zip(system.shape, (len(torch.unique(axis)) for axis in positions), strict=True))
+    setup, _ = low_rank_flops(shapes, rank)
+    return setup + num_points * (rank**2 + 2.0 * len(shapes) * rank)

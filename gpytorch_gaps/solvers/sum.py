@@ -16,62 +16,35 @@ from torch import Tensor
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, leading_products
 from gpytorch_gaps.kronecker.products import kron_matmul_flops
-from gpytorch_gaps.kronecker.selection import product_at, unravel
-from gpytorch_gaps.preconditioners.low_rank import lifted_root
-from gpytorch_gaps.preconditioners.root import RootPreconditioner
+from gpytorch_gaps.kronecker.selection import product_at
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
 from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations
 from gpytorch_gaps.solvers.system import Probes
 
-_ROOT_NUMBERS = 2**27  # of a preconditioner's root: 1 GiB of float64
-
 
 class KroneckerTerm:
-    """``Σ_r diag(u_r) W K W' diag(u_r)``: one term, scaled row by row where `scales` are given.
+    """``W K W'``, one term of a sum.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
-    :param index: flat cells of the observations, shape (N,).
-    :param scales: u, shape (*batch, N, r).
     """
 
-    def __init__(self, factors: Sequence[Tensor], index: Tensor, scales: Tensor | None = None) -> None:
+    def __init__(self, factors: Sequence[Tensor]) -> None:
         self.factors = [factor.detach().double() for factor in factors]
-        self.index = index
-        self.scales = None if scales is None else scales.detach().double()
         self.shape = tuple(factor.size(-1) for factor in self.factors)
+        self.product_flops = float(kron_matmul_flops([(size, size) for size in self.shape], 1))
 
     @cached_property
     def eigen(self) -> KroneckerEigen:
         return kron_eigh(self.factors)
 
-    @property
-    def copies(self) -> int:
-        return 1 if self.scales is None else self.scales.size(-1)
+    def leading(self, count: int) -> tuple[Tensor, Tensor]:
+        """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
+        values, positions = leading_products(self.eigen.values, count)
+        return values.reshape(-1, values.size(-1)).amax(0), positions
 
-    @property
-    def product_flops(self) -> float:
-        return self.copies * float(kron_matmul_flops([(size, size) for size in self.shape], 1))
-
-    @cached_property
-    def largest_scale(self) -> float:
-        return 1.0 if self.scales is None else float(self.scales.square().sum(-1).amax())
-
-    def leading(self, count: int) -> Tensor:
-        """The largest eigenvalues of K, the worst of a batch, times the largest scale. shape: (p,)"""
-        values, _ = leading_products(self.eigen.values, count)
-        return values.reshape(-1, values.size(-1)).amax(0) * self.largest_scale
-
-    def root(self, rank: int, factors: Sequence[Tensor], scales: Tensor | None) -> Tensor:
-        """``U W Q S_p' T_p^(1/2)`` with Q frozen: differentiable in factors and scales. shape: (*batch, N, p r)"""
-        _, positions = leading_products(self.eigen.values, rank)
-        columns = [q[..., p] for q, p in zip(self.eigen.vectors, positions, strict=True)]  # shape: (*batch, m_i, p)
-        basis = columns[0].new_ones(())
-        for column, rows in zip(columns, unravel(self.index, self.shape), strict=True):
-            basis = basis * column[..., rows, :]
-        eigenvalues = product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
-        root = basis * lifted_root(eigenvalues).unsqueeze(-2)
-        if scales is None:
-            return root
-        return (scales.double().unsqueeze(-1) * root.unsqueeze(-2)).flatten(-2)
+    def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
+        """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
+        return product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
 
 
 @dataclass(frozen=True)
@@ -87,8 +60,10 @@ class SumSystem:
     :param matmul: the product with the whole matrix, in float64.
     :param dense: the whole matrix, in float64.
     :param terms: the Kronecker terms.
-    :param roots: of the low-rank terms and, to some rank, of the others. shape (*batch, N, r) each.
+    :param index: flat cells of the observations, the same for all of them. shape (N,).
+    :param root: of the low-rank terms and, to some rank, of the others. shape (*batch, N, r).
     :param diagonal: D, shape (*batch, N).
+    :param other_flops: of a product with the other terms and one column.
     """
 
     def __init__(
@@ -96,47 +71,56 @@ class SumSystem:
         matmul: Callable[[Tensor], Tensor],
         dense: Callable[[], Tensor],
         terms: Sequence[KroneckerTerm],
-        roots: Sequence[Tensor],
+        index: Tensor,
+        root: Tensor | None,
         diagonal: Tensor,
         other_flops: float,
     ) -> None:
         self.matmul, self._dense = matmul, dense
-        self.terms, self.roots = list(terms), list(roots)
+        self.terms, self.index, self.root_columns = list(terms), index, root
         self.diagonal = diagonal.detach().double()
         self.num_train = diagonal.size(-1)
         self.product_flops = sum(term.product_flops for term in terms) + other_flops
         self.probes = Probes(self.product_flops)
-        self._preconditioners: dict[tuple[int, ...], RootPreconditioner] = {}
+        self._preconditioners: dict[tuple[int, ...], LowRankPreconditioner] = {}
 
     @cached_property
     def cholesky(self) -> Tensor:
         return psd_safe_cholesky(self._dense())
 
-    def preconditioner(self, ranks: tuple[int, ...]) -> RootPreconditioner | None:
-        if ranks not in self._preconditioners:
-            root = self.root(ranks, [(term.factors, term.scales) for term in self.terms], self.roots)
-            if root is None:
-                return None
-            self._preconditioners[ranks] = RootPreconditioner(root, self.diagonal)
+    def preconditioner(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
+        """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: eigenvectors of all terms, axis by axis, side by side."""
+        if ranks not in self._preconditioners and not sum(ranks):
+            alone = self.diagonal.new_ones(self.num_train, 1)
+            nothing = torch.zeros(1, 0, dtype=torch.long, device=alone.device)
+            rows = torch.arange(self.num_train, device=alone.device)
+            self._preconditioners[ranks] = LowRankPreconditioner(
+                [alone], nothing, alone.new_zeros(0), rows, self.diagonal, self.root_columns
+            )
+        elif ranks not in self._preconditioners:
+            positions, offsets = [], [0] * len(self.terms[0].shape)
+            for term, rank in zip(self.terms, ranks, strict=True):
+                own = term.leading(rank)[1] if rank else self.index.new_zeros(len(offsets), 0)
+                positions.append(own + torch.tensor(offsets, device=own.device).unsqueeze(-1))
+                offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
+            batch = torch.broadcast_shapes(*(q.shape[:-2] for term in self.terms for q in term.eigen.vectors))
+            by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
+            vectors = [torch.cat([q.expand(*batch, *q.shape[-2:]) for q in axis], -1) for axis in by_axis]
+            coefficients = self.coefficients(ranks, [term.factors for term in self.terms])
+            self._preconditioners[ranks] = LowRankPreconditioner(
+                vectors, torch.cat(positions, -1), coefficients, self.index, self.diagonal, self.root_columns
+            )
         return self._preconditioners[ranks]
 
-    def root(
-        self,
-        ranks: Sequence[int],
-        terms: Sequence[tuple[Sequence[Tensor], Tensor | None]],
-        roots: Sequence[Tensor],
-    ) -> Tensor | None:
-        """R, from the same terms and roots as this system's, which may be differentiable."""
+    def coefficients(self, ranks: Sequence[int], factors: Sequence[Sequence[Tensor]]) -> Tensor:
+        """The eigenvalues kept of all terms, differentiable in the same factors as this system's. shape: (*batch, p)"""
         parts = [
-            own.root(rank, factors, scales)
-            for own, rank, (factors, scales) in zip(self.terms, ranks, terms, strict=True)
+            term.eigenvalues(own, term.leading(rank)[1])
+            for term, own, rank in zip(self.terms, factors, ranks, strict=True)
             if rank
         ]
-        parts += [root.double() for root in roots]
-        if not parts:
-            return None
-        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
-        return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], -1)
+        batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts)) if parts else torch.Size()
+        return torch.cat([self.diagonal.new_zeros(*batch, 0), *(part.expand(*batch, -1) for part in parts)], -1)
 
     def choose(self, method: str, rank: int | None, num_rhs: int, tolerance: float, max_cholesky: float) -> SumPlan:
         """The plan that should cost least, or the one asked for."""
@@ -162,21 +146,30 @@ class SumSystem:
         noise = float(self.diagonal.min())
         if rank == 0 or not noise > 0:
             return SumPlan("ignore", 0, reason=self._about("no preconditioner"), ranks=(0,) * len(self.terms))
-        batch = self.diagonal.shape[:-1].numel()
-        limit = max(1, min(self.num_train, RANKS[-1], _ROOT_NUMBERS // (batch * self.num_train)))
-        leading = [term.leading(limit + 1) for term in self.terms]
-        pooled = torch.cat([*leading, self.diagonal.new_zeros(0)]).sort(descending=True).values
-        copies = max((term.copies for term in self.terms), default=1)
-        own = sum(root.size(-1) for root in self.roots)
+        limit = min(self.num_train, RANKS[-1])
+        found = [term.leading(limit + 1) for term in self.terms]
+        pooled = torch.cat([self.diagonal.new_zeros(0), *(values for values, _ in found)]).sort(descending=True).values
+        own = 0 if self.root_columns is None else self.root_columns.size(-1)
         plans = []
         for size in (0, *(r for r in RANKS if r < limit), limit) if rank is None else (min(rank, limit),):
             threshold = float(pooled[size]) if size < len(pooled) else -1.0
-            ranks = tuple(int((values > threshold).sum()) for values in leading)
-            left = sum(float(v[r]) for v, r in zip(leading, ranks, strict=True) if r < len(v))
-            width = copies * sum(ranks) + own
-            setup = 2.0 * self.num_train * width**2 + width**3 / 3.0
-            an_iteration = self.product_flops + 4.0 * self.num_train * width
-            cost = setup + expected_iterations(1.0 + left / noise, tolerance) * num_rhs * an_iteration
+            ranks = tuple(int((values > threshold).sum()) for values, _ in found)
+            left = sum(float(values[r]) for (values, _), r in zip(found, ranks, strict=True) if r < len(values))
+            setup, application = self._flops(ranks, [positions for _, positions in found], own)
+            iterations = expected_iterations(1.0 + left / noise, tolerance)
+            cost = setup + iterations * num_rhs * (self.product_flops + application)
+            width = sum(ranks) + own
             reason = self._about(f"rank {width} leaves eigenvalues of {left / noise:.1e} times the noise")
             plans.append(SumPlan("ignore", width, flops=cost, reason=reason, ranks=ranks))
         return min(plans, key=lambda plan: plan.flops)
+
+    def _flops(self, ranks: Sequence[int], positions: Sequence[Tensor], own: int) -> tuple[float, float]:
+        """Of setting up the preconditioner, and of applying it to one column."""
+        if not sum(ranks):
+            return 2.0 * self.num_train * own**2, 4.0 * self.num_train * own
+        used = [0] * len(self.terms[0].shape)
+        for rank, where in zip(ranks, positions, strict=True):
+            used = [count + len(torch.unique(axis[:rank])) for count, axis in zip(used, where, strict=True)]
+        setup, application = low_rank_flops(list(zip(self.terms[0].shape, used, strict=True)), sum(ranks))
+        # columns without structure are projected onto the others, and multiplied densely
+        return setup + own * application + 2.0 * self.num_train * own**2, application + 4.0 * self.num_train * own

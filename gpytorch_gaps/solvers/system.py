@@ -179,6 +179,14 @@ class GapSystem:
         _, positions = leading_products(self.eigen().values, rank)
         return largest_left_out(self.eigen().values, positions)
 
+    def rank_to(self, level: float, limit: int) -> int | None:
+        """The rank that leaves no eigenvalue of K above `level`; None above `limit`, or for a batch."""
+        values, _ = leading_products(self.eigen().values, limit + 1)
+        if values.dim() > 1:
+            return None
+        rank = int((values > level).sum())
+        return rank if rank <= limit else None
+
     # -- preconditioners, set up once a rank ---------------------------------------------------------------------------
 
     def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
