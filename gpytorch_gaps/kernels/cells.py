@@ -60,16 +60,17 @@ class Lookups:
 
     def __init__(self, size: int = 4) -> None:
         self._size = size
-        self._entries: deque[tuple[Any, tuple[Tensor, ...], Tensor, Any]] = deque(maxlen=size)
+        self._entries: deque[tuple[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Any]] = deque(maxlen=size)
 
     def get(self, name: str, grid: CartesianGrid, x: Tensor, compute: Callable[[], Any]) -> Any:
         """``compute()``, or what it gave before for the same name, grid and points."""
-        for known, axes, points, value in self._entries:
-            if known == name and _same(points, x) and all(map(_same, axes, grid.axes)):
+        for known, axes, copies, points, value in self._entries:
+            here = known == name and all(a is b for a, b in zip(axes, grid.axes, strict=True))  # a cast makes others
+            if here and _same(points, x) and all(map(_same, copies, axes)):
                 return value
         value = compute()
-        axes = tuple(axis.clone() for axis in grid.axes)  # loading a state changes the grid in place
-        self._entries.appendleft((name, axes, x.detach().clone(), value))
+        copies = tuple(axis.clone() for axis in grid.axes)  # loading a state changes the grid in place
+        self._entries.appendleft((name, grid.axes, copies, x.detach().clone(), value))
         return value
 
     def __reduce__(self) -> tuple[type["Lookups"], tuple[int]]:

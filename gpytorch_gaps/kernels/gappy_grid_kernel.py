@@ -110,12 +110,12 @@ class GappyGridKernel(Kernel):
             if here is not None and (training or 2 * len(x) > self.grid.num_cells):
                 return here
             own = own_grid(self.grid, x)
-            if own is None or own.index.numel() == 0:
-                return here
-            _check_all_codes(self.kernels, own.axes)
-            return own
+            return here if own is None or own.index.numel() == 0 else own
 
-        return self._lookups.get("training" if training else "other", self.grid, x, look_up)
+        found = self._lookups.get("training" if training else "other", self.grid, x, look_up)
+        if found is not None and found.axes[0] is not self.grid.axes[0]:
+            _check_all_codes(self.kernels, found.axes)  # others may have looked these points up
+        return found
 
     def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
         return [to_dense(kernel(row, col, **params)) for kernel, row, col in zip(self.kernels, rows, cols, strict=True)]
@@ -191,5 +191,5 @@ def _check_codes(name: str, kernel: Kernel, points: Tensor) -> None:
             tasks = module.covar_factor.size(-2)
             wrong = (points != points.round()) | (points < 0) | (points >= tasks)
             if bool(wrong.any()):
-                value = float(points[wrong][0])
+                value = points[wrong][0].item()
                 raise ValueError(f"{name}: got {value:g}, expected the codes 0 to {tasks - 1} of its IndexKernel")

@@ -23,6 +23,8 @@ from gpytorch_gaps.solvers.system import Probes
 class OwnAddedDiagOperator(AddedDiagLinearOperator):
     """``K + D`` whose subclasses say how to solve with it, precondition it, and take its log-determinant."""
 
+    _advice = ADVICE  # what to try where a method did not converge
+
     # -- what a subclass says ----------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -72,7 +74,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         flops = result.iterations * result.residual.numel() * probes.product_flops
         rank = getattr(getattr(preconditioner, "__self__", None), "rank", 0)
         reason = f"with {num_tridiag} probes for the log-determinant"
-        report_solve(result.report("ignore", rank, flops, reason), ADVICE["ignore"])
+        report_solve(result.report("ignore", rank, flops, reason), self._advice["ignore"])
         return result.solution, result.lanczos.to(result.solution.dtype)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:

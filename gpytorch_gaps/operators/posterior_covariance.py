@@ -1,12 +1,13 @@
 """``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior, worked out when and as far as it is asked for."""
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from linear_operator import to_dense
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import LinearOperator, SumLinearOperator
 from linear_operator.utils.getitem import _equal_indices, _noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
@@ -74,7 +75,7 @@ class PosteriorCovarianceOperator(LinearOperator):
 
     def _transpose_nonbatch(self) -> "PosteriorCovarianceOperator":
         # symmetric, but its gradient is not: that of the prior is transposed with it
-        return PosteriorCovarianceOperator(self.prior.mT, self.cross, self.train, self.snapshot, self.positions)
+        return PosteriorCovarianceOperator(self.prior.mT, self.cross, self.train, self.snapshot, self.points)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
@@ -85,9 +86,10 @@ class PosteriorCovarianceOperator(LinearOperator):
     @cached(name="posterior_variance")
     def _diagonal(self) -> Tensor:
         prior = self.prior.diagonal(dim1=-1, dim2=-2)
-        explained = self._explained_by_low_rank()
-        if explained is None:
-            explained = torch.cat([self._explained(rows) for rows in self._chunks()], -1)
+        with self.snapshot.restored():
+            explained = self._explained_by_low_rank()
+            if explained is None:
+                explained = torch.cat([self._explained(rows) for rows in self._chunks()], -1)
         return prior - explained
 
     def _explained_by_low_rank(self) -> Tensor | None:
@@ -100,9 +102,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         if cells is None or differentiated or not isinstance(self.train, OwnAddedDiagOperator):
             return None
         started = time.perf_counter()
-        with self.snapshot.restored():
-            found = self.train.low_rank_form(len(cells))
-            tolerance = settings.tolerance_in_force()
+        found, tolerance = self.train.low_rank_form(len(cells)), settings.tolerance_in_force()
         if found is None:
             return None
         form, error = found
@@ -126,8 +126,7 @@ class PosteriorCovarianceOperator(LinearOperator):
     def _explained(self, rows: slice) -> Tensor:
         """``diag(K_*X (K_XX + D)^-1 K_X*)`` of some of the points. shape: (*batch, q)"""
         columns = to_dense(self.cross[..., rows, :]).mT.contiguous()  # shape: (*batch, N, q)
-        with self.snapshot.restored():
-            return (columns * self.train.solve(columns)).sum(-2)
+        return (columns * self.train.solve(columns)).sum(-2)
 
     def _chunks(self) -> list[slice]:
         """Of points, as many at a time as memory allows: a solve holds about ten numbers an observation and column."""
@@ -137,11 +136,9 @@ class PosteriorCovarianceOperator(LinearOperator):
 
     def _grid_numbers(self) -> int:
         """Cells that a product with the covariance of the observations visits for one column."""
-        index_shape = getattr(getattr(self.train, "_linear_op", None), "row_shape", ())
-        cells = 1
-        for size in index_shape:
-            cells *= size
-        return cells * self.batch_shape.numel()
+        kernel = getattr(self.train, "_linear_op", None)
+        terms = kernel.linear_ops if isinstance(kernel, SumLinearOperator) else (kernel,)
+        return max(math.prod(getattr(term, "row_shape", ())) for term in terms) * self.batch_shape.numel()
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))

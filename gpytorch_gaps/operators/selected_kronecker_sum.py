@@ -26,6 +26,7 @@ from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
@@ -91,6 +92,8 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     The preconditioner is ``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: the leading eigenpairs of every Kronecker term, and
     low-rank terms whole.
     """
+
+    _advice = ADVICE | {"ignore": "a larger preconditioner_rank, gap_method('cholesky'), more max_iterations or noise"}
 
     def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:
         super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
@@ -175,7 +178,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             precondition = None if preconditioner is None else preconditioner.solve
             result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training)
         flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
-        report_solve(result.report(plan.method, plan.rank, flops, plan.reason), ADVICE[plan.method])
+        report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
         return result.solution
 
     def _direct(self, system: SumSystem, rhs: Tensor, training: bool) -> KrylovResult:
@@ -205,6 +208,18 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         wide_root = None if root is None else root.double()
         logdet = preconditioner.logdet(coefficients, self._noise_diagonal().double(), wide_root)
         return preconditioner.solve, operator, logdet.to(self.dtype)
+
+    def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
+        free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
+        tolerance = settings.tolerance_in_force()
+        found = self._system().low_rank_plan(tolerance) if free else None
+        if found is None:
+            return None
+        plan, error = found
+        by_solves = self._system().choose("ignore", None, num_rhs, tolerance, 0).flops
+        if plan.flops + num_rhs * float(plan.rank) ** 2 > by_solves:
+            return None
+        return self._system().preconditioner(plan.ranks), error
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ every term, those of all terms above one threshold, and low-rank terms whole: wh
 sum of the largest eigenvalues left out, so that the best rank is known before anything is solved.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -143,25 +143,35 @@ class SumSystem:
         return f"a sum with {kinds}, {what}"
 
     def _best_ranks(self, rank: int | None, num_rhs: int, tolerance: float) -> SumPlan:
-        noise = float(self.diagonal.min())
-        if rank == 0 or not noise > 0:
+        if rank == 0 or not float(self.diagonal.min()) > 0:
             return SumPlan("ignore", 0, reason=self._about("no preconditioner"), ranks=(0,) * len(self.terms))
+        plans = []
+        for plan, left, application in self._candidates(rank):
+            cost = expected_iterations(1.0 + left, tolerance) * num_rhs * (self.product_flops + application)
+            plans.append(replace(plan, flops=plan.flops + cost))
+        return min(plans, key=lambda plan: plan.flops)
+
+    def low_rank_plan(self, level: float) -> tuple[SumPlan, float] | None:
+        """The smallest preconditioner that leaves eigenvalues of no more than `level` times the noise, and of what."""
+        if self.root_columns is not None or not float(self.diagonal.min()) > 0 or self.diagonal.dim() > 1:
+            return None
+        return next(((plan, left) for plan, left, _ in self._candidates(None) if left <= level), None)
+
+    def _candidates(self, rank: int | None) -> Iterator[tuple[SumPlan, float, float]]:
+        """Preconditioners with the FLOPs of their set-up; what they leave, over the noise; and FLOPs a column."""
+        noise = float(self.diagonal.min())
         limit = min(self.num_train, RANKS[-1])
         found = [term.leading(limit + 1) for term in self.terms]
         pooled = torch.cat([self.diagonal.new_zeros(0), *(values for values, _ in found)]).sort(descending=True).values
         own = 0 if self.root_columns is None else self.root_columns.size(-1)
-        plans = []
         for size in (0, *(r for r in RANKS if r < limit), limit) if rank is None else (min(rank, limit),):
             threshold = float(pooled[size]) if size < len(pooled) else -1.0
             ranks = tuple(int((values > threshold).sum()) for values, _ in found)
-            left = sum(float(values[r]) for (values, _), r in zip(found, ranks, strict=True) if r < len(values))
+            left = sum(float(values[r]) for (values, _), r in zip(found, ranks, strict=True) if r < len(values)) / noise
             setup, application = self._flops(ranks, [positions for _, positions in found], own)
-            iterations = expected_iterations(1.0 + left / noise, tolerance)
-            cost = setup + iterations * num_rhs * (self.product_flops + application)
             width = sum(ranks) + own
-            reason = self._about(f"rank {width} leaves eigenvalues of {left / noise:.1e} times the noise")
-            plans.append(SumPlan("ignore", width, flops=cost, reason=reason, ranks=ranks))
-        return min(plans, key=lambda plan: plan.flops)
+            reason = self._about(f"rank {width} leaves eigenvalues of {left:.1e} times the noise")
+            yield SumPlan("ignore", width, flops=setup, reason=reason, ranks=ranks), left, application
 
     def _flops(self, ranks: Sequence[int], positions: Sequence[Tensor], own: int) -> tuple[float, float]:
         """Of setting up the preconditioner, and of applying it to one column."""

@@ -1,4 +1,7 @@
-"""Pairs of models that must agree: one on a grid with gaps, one of plain GPyTorch kernels, dense."""
+"""Pairs of models that must agree: one on a grid with gaps, one of plain GPyTorch kernels, dense.
+
+Each comes with about 1,500 observations, or about 300 where `small`.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -81,14 +84,20 @@ def gappy(shape, fraction, seed, groups=None):
     return axes, values
 
 
-def two_axes(shape=(45, 55), fraction=0.4):
+def _size(small, large_shape, small_shape):
+    return small_shape if small else large_shape
+
+
+def two_axes(small=False, fraction=0.4):
+    shape = _size(small, (45, 55), (20, 25))
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 0)))
     ours = ScaleKernel(gaps.GappyGridKernel([with_length(RBFKernel(), 0.3), with_length(MaternKernel(), 0.4)], grid))
     dense = ScaleKernel(ProductKernel(on(0, RBFKernel, 0.3), on(1, MaternKernel, 0.4)))
     return _pair(grid, x, y, ours, dense)
 
 
-def grouped(shape=(14, 10, 18), fraction=0.4):
+def grouped(small=False, fraction=0.4):
+    shape = _size(small, (14, 10, 18), (8, 6, 10))
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 1, groups={1: 3})))
     ours = ScaleKernel(
         gaps.GappyGridKernel(
@@ -101,7 +110,8 @@ def grouped(shape=(14, 10, 18), fraction=0.4):
     return _pair(grid, x, y, ours, dense)
 
 
-def outputs(shape=(25, 34, 3), fraction=0.4, noise_axis=None):
+def outputs(small=False, fraction=0.4, noise_axis=None):
+    shape = _size(small, (25, 34, 3), (12, 14, 3))
     axes, values = gappy(shape, fraction, 2)
     axes[2] = torch.arange(shape[2], dtype=torch.float64)
     grid, x, y = gaps.from_array(values, axes)
@@ -118,15 +128,16 @@ def outputs(shape=(25, 34, 3), fraction=0.4, noise_axis=None):
     return _pair(grid, x, y, ours, dense, likelihood, PerLevelNoise(shape[2]))
 
 
-def noise_per_output():
-    pair = outputs(noise_axis=-1)
+def noise_per_output(small=False):
+    pair = outputs(small, noise_axis=-1)
     levels = torch.tensor([0.05, 0.2, 0.6], dtype=torch.float64)
     for model in pair.both():
         model.likelihood.noise = levels
     return pair
 
 
-def sum_of_two(shape=(45, 55), fraction=0.4):
+def sum_of_two(small=False, fraction=0.4):
+    shape = _size(small, (45, 55), (20, 25))
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 3)))
 
     def short_and_long(make):
@@ -139,14 +150,16 @@ def sum_of_two(shape=(45, 55), fraction=0.4):
     return _pair(grid, x, y, ours, dense)
 
 
-def plus_linear(shape=(45, 55), fraction=0.4):
+def plus_linear(small=False, fraction=0.4):
+    shape = _size(small, (45, 55), (20, 25))
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 4)))
     ours = ScaleKernel(gaps.GappyGridKernel([with_length(RBFKernel(), 0.3), with_length(RBFKernel(), 0.2)], grid))
     dense = ScaleKernel(ProductKernel(on(0, RBFKernel, 0.3), on(1, RBFKernel, 0.2)))
     return _pair(grid, x, y, ours + LinearKernel(), dense + LinearKernel())
 
 
-def noise_per_point(shape=(45, 55), fraction=0.4):
+def noise_per_point(small=False, fraction=0.4):
+    shape = _size(small, (45, 55), (20, 25))
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 5)))
     noise = 0.02 + 0.3 * torch.rand(len(y), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours = ScaleKernel(gaps.GappyGridKernel([with_length(RBFKernel(), 0.3), with_length(MaternKernel(), 0.4)], grid))
@@ -155,7 +168,8 @@ def noise_per_point(shape=(45, 55), fraction=0.4):
     return _pair(grid, x, y, ours, dense, gaps.GappyGridLikelihood(noise), fixed)
 
 
-def batch_of_three(shape=(45, 55), fraction=0.4):
+def batch_of_three(small=False, fraction=0.4):
+    shape = _size(small, (45, 55), (20, 25))
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 6)))
     batch = torch.Size([3])
     y = torch.stack([y, y.flip(0), y.roll(7)])
