@@ -142,7 +142,7 @@ class Snapshot:
 
     values: tuple[Any, ...]
     cg_tolerance: float
-    max_cholesky_size: int
+    max_cholesky_size: float
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -159,7 +159,7 @@ def in_force() -> Snapshot:
     return Snapshot(
         tuple(setting.value() for setting in _ALL),
         float(linear_operator.settings.cg_tolerance.value()),
-        int(linear_operator.settings.max_cholesky_size.value()),
+        float(linear_operator.settings.max_cholesky_size.value()),
     )
 
 

@@ -307,6 +307,8 @@ _FACTORIES = ("arange", "arange.start", "arange.start_step", "eye", "eye.m", "li
 def _register():
     """Makes torch know the device; the libraries must be kept alive."""
     backend_registration._setup_privateuseone_for_python_backend(rename="privateuseone")
+    # asked of every accelerator by autocast, and so by torch.utils.checkpoint, on the CPU as well
+    torch.privateuseone.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
     some = torch.library.Library("aten", "IMPL", "PrivateUse1")

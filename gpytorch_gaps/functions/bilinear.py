@@ -28,3 +28,36 @@ def kron_bilinear_gradient(factors: Sequence[Tensor], left: Tensor, right: Tenso
         for total, part in zip(gradients, torch.autograd.grad(value, leaves), strict=True):
             total += part
     return gradients
+
+
+def thin_bilinear_gradient(roots: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
+    """The same for symmetric factors ``K_i = U_i U_i'`` with narrow roots.
+
+    Axis i sees the others through their roots only, ``G_i = Σ_c (u_c x_j U_j') (v_c x_j U_j')'`` over all j but i, so
+    that no product is taken with a whole factor.
+
+    :param roots: U_i, shape (*batch, m_i, r_i) each.
+    :param left: U on the grid, shape (*batch, M, C).
+    :param right: V on the grid, shape (*batch, M, C).
+    """
+    shape = [root.size(-2) for root in roots]
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], *(root.shape[:-2] for root in roots))
+    gradients = [torch.zeros(*batch, size, size, dtype=left.dtype, device=left.device) for size in shape]
+    chunk = max(1, _CHUNK_NUMBERS // max(1, batch.numel() * left.size(-2)))
+    for start in range(0, left.size(-1), chunk):
+        grids = [x[..., start : start + chunk].unflatten(-2, shape) for x in (left, right)]
+        for axis, gradient in enumerate(gradients):
+            u, v = (_seen_from(axis, roots, grid) for grid in grids)
+            gradient += u @ v.mT
+    return gradients
+
+
+def _seen_from(axis: int, roots: Sequence[Tensor], grid: Tensor) -> Tensor:
+    """All axes but one contracted with their roots. shape: (*batch, m_1, .., m_d, C) -> (*batch, m_i, ...)"""
+    axes = len(roots)
+    for other, root in enumerate(roots):
+        if other != axis:
+            letters = "".join(chr(ord("a") + i) for i in range(axes + 1))
+            target = letters.replace(letters[other], "z")
+            grid = torch.einsum(f"...{letters},...{letters[other]}z->...{target}", grid, root)
+    return grid.movedim(axis - axes - 1, -axes - 1).flatten(-axes)

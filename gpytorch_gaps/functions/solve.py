@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.functions.first_order import refuse_second_order
 
 
@@ -19,6 +20,7 @@ class OwnSolve(Function):
     def forward(ctx: Any, representation_tree: Any, rhs: Tensor, *matrix_args: Tensor) -> Tensor:
         operator = representation_tree(*matrix_args)
         solution = operator._solve(rhs)
+        ctx.settings = settings.in_force()
         ctx.representation_tree = representation_tree
         ctx.save_for_backward(solution, *matrix_args)
         return solution
@@ -28,7 +30,8 @@ class OwnSolve(Function):
         refuse_second_order()
         solution, *matrix_args = ctx.saved_tensors
         operator = ctx.representation_tree(*matrix_args)
-        left = operator._solve(grad_outputs[0])
+        with ctx.settings.restored():  # of the forward pass, wherever the backward pass is run
+            left = operator._solve(grad_outputs[0])
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
         if any(ctx.needs_input_grad[2:]):
             # both orders, halved: A is symmetric and so must its gradient be

@@ -69,7 +69,7 @@ class GappyGridKernel(Kernel):
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], self.batch_shape)
         if diag:
             return self._entrywise(x1, x2, diag=True, **params).expand(*batch, x1.size(-2))
-        first, second = _one_member(x1), _one_member(x2)
+        first, second = one_member(x1), one_member(x2)
         if first is None or second is None:
             return self._entrywise(x1, x2, **params).expand(*batch, x1.size(-2), x2.size(-2))
         covariance = self._covariance(first, second, **params)
@@ -168,7 +168,7 @@ class GappyGridKernel(Kernel):
         return type(self)(members, self.grid, self.active_dims)
 
 
-def _one_member(x: Tensor) -> Tensor | None:
+def one_member(x: Tensor) -> Tensor | None:
     """The points that all members of a batch share, or None if they differ. shape: (*batch, N, D) -> (N, D)"""
     if x.dim() == 2:
         return x

@@ -90,6 +90,28 @@ def grid_points(covariance: LinearOperator) -> tuple[GappyGridKernel, Tensor] | 
     return None if host is None else (host.kernel, host.points(covariance.x1))
 
 
+def on_one_grid(covariance: LinearOperator) -> bool:
+    """Whether all grid kernels of a lazily evaluated covariance agree on what a cell is: same columns, same axes."""
+    first, *others = _hosts_of(covariance)
+    return all(
+        host.columns == first.columns and all(map(_same, host.kernel.grid.axes, first.kernel.grid.axes))
+        for host in others
+        if host.kernel.grid is not first.kernel.grid or host.columns != first.columns
+    )
+
+
+def _hosts_of(covariance: LinearOperator) -> Iterator[Host]:
+    if isinstance(covariance, SumLinearOperator):
+        for part in covariance.linear_ops:
+            yield from _hosts_of(part)
+    elif isinstance(covariance, LazyEvaluatedKernelTensor):
+        yield from _hosts(covariance.kernel, tuple(range(covariance.x1.size(-1))))
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return first is second or (first.shape == second.shape and torch.equal(first, second))
+
+
 def row_points(covariance: LinearOperator) -> Tensor | None:
     """The points that the rows of an evaluated covariance belong to, in the grid's columns, as far as known."""
     if isinstance(covariance, SumLinearOperator):

@@ -40,7 +40,7 @@ def choose_logdet(
         return method, side
     estimate_side, estimate_flops = _estimate(system, rank, num_probes, tolerance, max_iterations)
     # value and gradient: a factorisation, its inverse, and the products that make and differentiate the matrix
-    dense_flops = 3.0 * size**3 + (6.0 * gaps * system.product_flops if side == "gaps" else 0.0)
+    dense_flops = 3.0 * size**3 + (6.0 * gaps * system.rotation_flops if side == "gaps" else 0.0)
     if method == "auto" and size <= DENSE_REACH * max_cholesky and dense_flops <= estimate_flops:
         return "exact", side
     return "stochastic", estimate_side

@@ -9,7 +9,8 @@ from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, Z
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, row_points
+from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
+from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, TestPoints
 
 
@@ -59,15 +60,17 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         if gpytorch.settings.detach_test_caches.on():
             # linear_operator's own detach copies, and what was worked out for the originals would be lost
             train = train.representation_tree()(*(tensor.detach() for tensor in train.representation()))
-        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=self._test_points(cross))
+        points = self._test_points(test_train_covar, cross)
+        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=points)
 
-    def _test_points(self, cross: LinearOperator) -> TestPoints | None:
+    def _test_points(self, lazy_cross: LinearOperator, cross: LinearOperator) -> TestPoints | None:
         """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
-        x, found = row_points(cross), grid_points(self.train_prior_dist.lazy_covariance_matrix)
+        train_covariance, given = self.train_prior_dist.lazy_covariance_matrix, grid_points(lazy_cross)
+        x, found = row_points(cross) if given is None else one_member(given[1]), grid_points(train_covariance)
         if x is None or found is None:
             return None
         kernel, train_x = found
-        cells = kernel.cells_of(x)
+        cells = kernel.cells_of(x) if on_one_grid(train_covariance) else None
         here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
         return TestPoints(x, _first_member(train_x), cells.index if cells is not None and here else None)
 

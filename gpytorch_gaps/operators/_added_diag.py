@@ -1,7 +1,6 @@
 """What our covariances of noisy observations share: they own their solves and log-determinants, with reports."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import linear_operator
@@ -17,7 +16,8 @@ from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.solvers.system import Probes
+from gpytorch_gaps.solvers.sum import SumSystem
+from gpytorch_gaps.solvers.system import GapSystem
 
 
 class OwnAddedDiagOperator(AddedDiagLinearOperator):
@@ -32,10 +32,6 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """``(K + D)^-1 rhs`` by the method in force, reported. shape: (*batch, N, C)"""
 
     @abstractmethod
-    def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
-        """The product in float64, detached."""
-
-    @abstractmethod
     def _logdet_path(self) -> tuple[str, str]:
         """The method of the log-determinant in force, and the side of the block identity it works on."""
 
@@ -44,8 +40,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """``log|K + D|`` by any method but the stochastic one on the data side. Differentiable."""
 
     @abstractmethod
-    def _probes(self) -> Probes:
-        """Where the last stochastic log-determinant of this matrix leaves what it saw."""
+    def _system(self) -> GapSystem | SumSystem:
+        """The detached matrix in float64, with what was worked out for it so far."""
 
     def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
         """A ``P = F C F' + D`` that is this matrix to the tolerance in force, and how far it is from it at most.
@@ -67,11 +63,12 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         if not num_tridiag:
             return self._solve_own(rhs, training)
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
-        result = krylov_solve(self._wide_matmul(), rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
+        system = self._system()
+        result = krylov_solve(system.matmul, rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
         assert result.lanczos is not None
-        probes = self._probes()
+        probes = system.probes
         probes.estimates, probes.iterations = log_quadrature(result.lanczos, self.size(-1)), result.iterations
-        flops = result.iterations * result.residual.numel() * probes.product_flops
+        flops = result.iterations * result.residual.numel() * system.product_flops
         rank = getattr(getattr(preconditioner, "__self__", None), "rank", 0)
         reason = f"with {num_tridiag} probes for the log-determinant"
         report_solve(result.report("ignore", rank, flops, reason), self._advice["ignore"])
@@ -148,7 +145,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         operator: OwnAddedDiagOperator = self._expand_batch(self.batch_shape) if self.batch_shape else self
         with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
             quad, value = AddedDiagLinearOperator.inv_quad_logdet(operator, rhs, True, reduce_inv_quad)
-        probes = operator._probes()
+        probes = operator._system().probes
         assert probes.estimates is not None  # set by _solve, which the estimator above called
         error, count = standard_error(probes.estimates), probes.estimates.size(0)
         return quad, value, LogdetReport("stochastic", value.detach(), error, count, probes.iterations, "data side")

@@ -1,5 +1,6 @@
 """Solves in the settings in force, for operators."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -96,6 +97,18 @@ def krylov_solve(
     def stop(residual: Tensor) -> bool:
         return bool((residual.norm(dim=-2) <= 0.5 * tolerance * norm).all())
 
+    left_over = getattr(getattr(precondition, "__self__", None), "left_over", math.inf)
+    if precondition is not None and left_over <= tolerance:
+        # the preconditioner is the matrix to this tolerance: one application, and one product to see that it is
+        solution = precondition(wide)
+        image = matmul(solution)
+        error = (wide - image).norm(dim=-2) / unit
+        if bool((error <= tolerance).all()):
+            quotient = _quotient((solution * image).sum(-2), (solution * wide).sum(-2))  # shape: (*batch, C)
+            lanczos = quotient[..., :num_tridiag, None, None].movedim(-3, 0) if num_tridiag else None
+            seconds = time.perf_counter() - started
+            return KrylovResult(solution.to(rhs.dtype), lanczos, error, 1, seconds, tolerance)
+
     solution, iterations, tridiagonal = conjugate_gradients(
         matmul, wide, stop=stop, max_iterations=budget, precondition=precondition, lanczos=bool(num_tridiag)
     )
@@ -111,3 +124,9 @@ def krylov_solve(
     lanczos = None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0)
     seconds = time.perf_counter() - started
     return KrylovResult(solution.to(rhs.dtype), lanczos, residual.norm(dim=-2) / unit, iterations, seconds, tolerance)
+
+
+def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """One where there is nothing to divide."""
+    empty = denominator <= 0
+    return torch.where(empty, torch.ones_like(numerator), numerator / denominator.masked_fill(empty, 1.0))

@@ -48,10 +48,19 @@ class KernelRowsOperator(LinearOperator):
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
-        if batch_indices or not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
+        tensors = [torch.is_tensor(index) for index in (row_index, col_index)]
+        if not simple or all(tensors) or (any(tensors) and any(map(torch.is_tensor, batch_indices))):
             return super()._getitem(row_index, col_index, *batch_indices)
+        if batch_indices:
+            return self._members(batch_indices)._getitem(row_index, col_index)
         x1, x2 = self.x1[..., row_index, :], self.x2[..., col_index, :]
         return KernelRowsOperator(x1, x2, kernel=self.kernel, params=self.params)
+
+    def _members(self, batch_indices: tuple[Any, ...]) -> "KernelRowsOperator":
+        batch, kernel = self.batch_shape, self.kernel
+        x1, x2 = (x.expand(*batch, *x.shape[-2:])[batch_indices] for x in (self.x1, self.x2))
+        kernel = kernel.expand_batch(batch)[batch_indices] if kernel.batch_shape else kernel
+        return KernelRowsOperator(x1, x2, kernel=kernel, params=self.params)
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> "KernelRowsOperator":
         x1 = self.x1.expand(*batch_shape, *self.x1.shape[-2:])

@@ -14,6 +14,8 @@ from linear_operator.operators import (
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
+from gpytorch_gaps.functions.bilinear import thin_bilinear_gradient
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
@@ -77,6 +79,22 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         result = select_cells(kron_matmul(self.factors, grid), self.row_index)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
+    def shared_eigen(self) -> dict[str, KroneckerEigen]:
+        """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
+        return self.memo.get("eigen of", self.factors, dict)
+
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        """Of smooth kernels by way of their roots, where these are known from a solve; else as upstream."""
+        eigen = self.shared_eigen().get("eigen")
+        wanted = any(factor.requires_grad for factor in self.factors)
+        if eigen is None or not eigen.is_thin or not wanted or not self.is_symmetric:
+            return super()._bilinear_derivative(left_vecs, right_vecs)
+        cells = math.prod(self.row_shape)
+        left, right = (spread_cells(vectors, self.row_index, cells) for vectors in (left_vecs, right_vecs))
+        gradients = thin_bilinear_gradient([root.to(self.dtype) for root in eigen.roots], left, right)
+        fitting = [gradient.sum_to_size(factor.shape) for gradient, factor in zip(gradients, self.factors, strict=True)]
+        return *fitting, *(None for _ in self.representation()[len(fitting) :])
+
     def _transpose_nonbatch(self) -> "SelectedKroneckerOperator":
         factors = (factor.mT for factor in self.factors)
         return SelectedKroneckerOperator(
@@ -136,7 +154,9 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
 
             return SelectedKroneckerAddedDiagOperator(self, other)
-        mixed = isinstance(other, LinearOperator) and not isinstance(other, AddedDiagLinearOperator)
+        if isinstance(other, AddedDiagLinearOperator):  # the noise stays outermost, for our solves
+            return self + other._linear_op + other._diag_tensor
+        mixed = isinstance(other, LinearOperator)
         if mixed and self.shape[-2:] == other.shape[-2:] and self.is_square and self.is_symmetric:
             from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
 

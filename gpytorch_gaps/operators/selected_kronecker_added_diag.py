@@ -29,7 +29,7 @@ from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDia
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport
 from gpytorch_gaps.solvers.choose import best_rank, low_rank_form_flops
-from gpytorch_gaps.solvers.system import GapSystem, Probes
+from gpytorch_gaps.solvers.system import GapSystem
 
 _LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
 
@@ -69,7 +69,9 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, DiagLinearOperator):
             return type(self)(self._linear_op, self._diag_tensor + other)
-        return AddedDiagLinearOperator(self._linear_op + other, self._diag_tensor)
+        if isinstance(other, AddedDiagLinearOperator):
+            return self._linear_op + other._linear_op + (self._diag_tensor + other._diag_tensor)
+        return self._linear_op + other + self._diag_tensor
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         diag = self._diag_tensor
@@ -109,7 +111,9 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             )
         noise = self._noise_tensor()
         return self._linear_op.memo.get(
-            "system", (*self.factors, index, noise), lambda: GapSystem(self.factors, index, noise)
+            "system",
+            (*self.factors, index, noise),
+            lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen()),
         )
 
     def _noise_tensor(self) -> Tensor:
@@ -119,14 +123,6 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
 
     def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
         return solve_in_force(self._system(), rhs, training=training)
-
-    def _probes(self) -> Probes:
-        return self._system().probes
-
-    def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
-        """The product in float64."""
-        kernel, diagonal = self._linear_op._wide(), self._diag_tensor._diag.detach().double().unsqueeze(-1)
-        return lambda x: kernel._matmul(x) + diagonal * x
 
     # -- preconditioner ----------------------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
-from gpytorch_gaps.solvers.system import Probes
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
@@ -135,29 +134,24 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     def _build(self) -> SumSystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
         terms, root, rows = kernel.kronecker_terms(), kernel.root(), self.size(-1)
-        low_rank = [op for op in kernel.linear_ops if isinstance(op, RootLinearOperator)]
-        dense = len(kernel.linear_ops) - len(terms) - len(low_rank)
-        flops = 2.0 * rows**2 * dense + sum(4.0 * rows * op.root.size(-1) for op in low_rank)
+        others = [op for op in kernel.linear_ops if not any(op is term for term in terms)]
+        narrow = [op.root.size(-1) if isinstance(op, RootLinearOperator) else rows / 2 for op in others]
+        wide = [_wide(op) for op in others]
         index = terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device)
         return SumSystem(
-            self._wide_matmul(),
+            (lambda x: sum(op._matmul(x) for op in wide)) if wide else None,
             _wide(self).to_dense,
-            [KroneckerTerm(op.factors) for op in terms],
+            [KroneckerTerm(op.factors, op.shared_eigen()) for op in terms],
             index,
             None if root is None else root.detach().double(),
             self._noise_diagonal(),
-            flops,
+            other_flops=sum(4.0 * rows * width for width in narrow),
+            all_known=all(isinstance(op, RootLinearOperator) and op.root.size(-1) <= _OTHER_RANK for op in others),
         )
 
     def _noise_diagonal(self) -> Tensor:
         """shape: (*batch, N)"""
         return self._diag_tensor._diagonal()
-
-    def _wide_matmul(self) -> Callable[[Tensor], Tensor]:
-        return _wide(self)._matmul
-
-    def _probes(self) -> Probes:
-        return self._system().probes
 
     def _plan(self, num_rhs: int, training: bool) -> SumPlan:
         return self._system().choose(

@@ -34,6 +34,8 @@ class LowRankPreconditioner:
     :param index: cells of the rows, shape (N,).
     :param diagonal: D, shape (*batch, 1) or (*batch, N).
     :param root: R, shape (*batch, N, r).
+    :param left_over: a bound on ``|A - P|`` over the smallest noise, for the matrix A that P stands for: where it is
+        below a tolerance, P is as good as A.
 
     Cost: set-up of one masked Gram matrix and p^3 / 3; then two rectangular Kronecker products and p^2 a column.
     """
@@ -46,7 +48,9 @@ class LowRankPreconditioner:
         index: Tensor,
         diagonal: Tensor,
         root: Tensor | None = None,
+        left_over: float = math.inf,
     ) -> None:
+        self.left_over = left_over
         self._leading = positions.size(-1)
         self.root = None if root is None else root.detach().double()
         self.rank = self._leading + (0 if root is None else root.size(-1))

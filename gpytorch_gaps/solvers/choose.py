@@ -53,7 +53,7 @@ def choose_plans(
         return reliable
     fill = fill_plan(system, num_rhs, tolerance, max_iterations)
     if gaps <= DENSE_REACH * max_cholesky:
-        cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.product_flops
+        cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.rotation_flops
         by_gaps = Plan("cholesky", direct="gaps", flops=cost, reason=f"only {gaps} gaps")
         if cost < min(fill.flops, reliable[0].flops):
             return [by_gaps, *reliable]
@@ -80,7 +80,7 @@ def fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations:
         needed *= _FLOAT32_PASSES
     expected = max(1, math.ceil(min(max_iterations, needed)))
     reason = f"about {expected} iterations if the gaps are scattered"
-    return Plan("fill", budget=expected, flops=needed * 2.2 * system.product_flops * num_rhs, reason=reason)
+    return Plan("fill", budget=expected, flops=needed * 2.2 * system.rotation_flops * num_rhs, reason=reason)
 
 
 def expected_iterations(condition: float, tolerance: float) -> float:

@@ -37,7 +37,7 @@ class Fill:
         if direct:
             size = len(system.gap_index)
             self._cholesky = psd_safe_cholesky(system.gap_matrix())
-            self.flops += 2.0 * size * system.product_flops + size**3 / 3.0
+            self.flops += 2.0 * size * system.rotation_flops + size**3 / 3.0
         elif rank and len(system.gap_index):
             is_new = not system.is_set_up("shifted", rank)
             self._preconditioner = system.shifted_preconditioner(rank)
@@ -45,7 +45,7 @@ class Fill:
 
     def _weights(self, filled: Tensor) -> Tensor:
         """``A^-1 y`` on the whole grid, the gaps holding `filled`. shape: (*batch, M, C)"""
-        self.flops += 2.0 * self._columns * self.system.product_flops
+        self.flops += 2.0 * self._columns * self.system.rotation_flops
         grid = self._observed + spread_cells(filled, self.system.gap_index, self.system.num_cells)
         return self.system.shifted_solve(grid)
 
@@ -95,7 +95,7 @@ class Fill:
             precondition=None if self._preconditioner is None else self._preconditioner.solve,
         )
         own = self._preconditioner.flops if self._preconditioner else 0.0
-        self.flops += iterations * self._columns * (2.0 * self.system.product_flops + own)
+        self.flops += iterations * self._columns * (2.0 * self.system.rotation_flops + own)
         return step.double(), iterations
 
     def finish(self, iterate: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Ignore:
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._preconditioner = None
         self._cholesky: Tensor | None = None
+        self._at_zero = False
         if direct:
             self._cholesky = psd_safe_cholesky(system.dense())
             self.flops += system.num_train**3 / 3.0
@@ -31,9 +32,13 @@ class Ignore:
             self.flops += self._preconditioner.setup_flops if is_new else 0.0
 
     def start(self, guess: Tensor | None) -> Tensor:
+        self._at_zero = guess is None
         return torch.zeros_like(self.rhs) if guess is None else guess
 
     def residual(self, iterate: Tensor) -> Tensor:
+        if self._at_zero:  # of the first iterate, nothing is left of the right-hand side
+            self._at_zero = False
+            return self.rhs
         self.flops += self._columns * self.system.product_flops
         return self.rhs - self.system.matmul(iterate)
 
@@ -43,6 +48,10 @@ class Ignore:
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         if self._cholesky is not None:
             return torch.cholesky_solve(residual, self._cholesky), 0
+        if self._preconditioner is not None and self._preconditioner.left_over <= self.tolerance:
+            # the preconditioner is the matrix to this tolerance; the residual, taken next, will tell
+            self.flops += self._columns * self._preconditioner.flops
+            return self._preconditioner.solve(residual), 1
         floor = 10 * torch.finfo(dtype).eps
         initial = residual.norm(dim=-2)
 

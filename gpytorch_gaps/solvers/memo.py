@@ -16,7 +16,7 @@ from torch import Tensor
 class Memo:
     """A few most recently used entries. Copies and pickles of it start empty."""
 
-    def __init__(self, size: int = 4) -> None:
+    def __init__(self, size: int = 6) -> None:
         self._size = size
         self._entries: OrderedDict[Hashable, tuple[Any, tuple[Tensor, ...]]] = OrderedDict()
 

@@ -49,7 +49,7 @@ class Penalize:
         return spread_cells(guess, self.system.train_index, self.system.num_cells)
 
     def residual(self, iterate: Tensor) -> Tensor:
-        self.flops += self._columns * self.system.product_flops
+        self.flops += self._columns * self.system.rotation_flops
         return self._observed - self._matmul(iterate)
 
     def original(self, residual: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Penalize:
             max_iterations=budget,
             precondition=lambda r: r / diagonal,
         )
-        self.flops += iterations * self._columns * self.system.product_flops
+        self.flops += iterations * self._columns * self.system.rotation_flops
         return step.double(), iterations
 
     def finish(self, iterate: Tensor) -> Tensor:

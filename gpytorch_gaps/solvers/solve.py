@@ -64,9 +64,13 @@ def solve_system(
     for plan in plans:
         form = _formulation(plan, system, wide, tolerance, penalty)
         outcome = refine(form, guess, inner, tolerance, plan.budget or max_iterations)
-        residual = system.column_norms(wide - system.matmul(outcome.solution)) / unit
+        flops += form.flops
+        if isinstance(form, Ignore):  # its own residual is the original one
+            residual = outcome.residual
+        else:
+            residual = system.column_norms(wide - system.matmul(outcome.solution)) / unit
+            flops += columns * system.product_flops
         iterations, passes = iterations + outcome.iterations, passes + outcome.passes
-        flops += form.flops + columns * system.product_flops
         if best is None or bool(residual.max() < best[2].max()):
             best = plan, outcome.solution, residual
         if bool((residual <= tolerance).all()):

@@ -5,6 +5,7 @@ every term, those of all terms above one threshold, and low-rank terms whole: wh
 sum of the largest eigenvalues left out, so that the best rank is known before anything is solved.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,9 +15,9 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, leading_products
-from gpytorch_gaps.kronecker.products import kron_matmul_flops
-from gpytorch_gaps.kronecker.selection import product_at
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, largest_left_out, leading_products
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
 from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations
 from gpytorch_gaps.solvers.system import Probes
@@ -26,21 +27,41 @@ class KroneckerTerm:
     """``W K W'``, one term of a sum.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
+    :param shared: where the eigen-decomposition is kept for others who have the same factors.
     """
 
-    def __init__(self, factors: Sequence[Tensor]) -> None:
+    def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen]) -> None:
         self.factors = [factor.detach().double() for factor in factors]
         self.shape = tuple(factor.size(-1) for factor in self.factors)
-        self.product_flops = float(kron_matmul_flops([(size, size) for size in self.shape], 1))
+        self._shared = shared
 
-    @cached_property
+    @property
     def eigen(self) -> KroneckerEigen:
-        return kron_eigh(self.factors)
+        if "eigen" not in self._shared:
+            self._shared["eigen"] = kron_eigh(self.factors)
+        return self._shared["eigen"]
+
+    @property
+    def product_flops(self) -> float:
+        known = self._shared.get("eigen")
+        if known is not None and known.is_thin:
+            return known.root_flops
+        return float(kron_matmul_flops([(size, size) for size in self.shape], 1))
+
+    def matmul(self, grid: Tensor) -> Tensor:
+        """``K x`` on the whole grid, in float64. shape: (*batch, M, C)"""
+        known = self._shared.get("eigen")
+        return known.matmul(grid) if known is not None and known.is_thin else kron_matmul(self.factors, grid)
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
         values, positions = leading_products(self.eigen.values, count)
         return values.reshape(-1, values.size(-1)).amax(0), positions
+
+    def left_out(self, rank: int) -> float:
+        """The largest eigenvalue that is not among the leading ones, over a batch."""
+        _, positions = leading_products(self.eigen.values, rank)
+        return largest_left_out(self.eigen.values, positions)
 
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
@@ -57,32 +78,47 @@ class SumPlan(Plan):
 class SumSystem:
     """What is worked out once for a sum.
 
-    :param matmul: the product with the whole matrix, in float64.
+    :param other_matmul: the product with all terms that are not Kronecker products, in float64; None for none.
     :param dense: the whole matrix, in float64.
     :param terms: the Kronecker terms.
     :param index: flat cells of the observations, the same for all of them. shape (N,).
     :param root: of the low-rank terms and, to some rank, of the others. shape (*batch, N, r).
     :param diagonal: D, shape (*batch, N).
     :param other_flops: of a product with the other terms and one column.
+    :param all_known: whether `root` is all there is of the other terms.
     """
 
     def __init__(
         self,
-        matmul: Callable[[Tensor], Tensor],
+        other_matmul: Callable[[Tensor], Tensor] | None,
         dense: Callable[[], Tensor],
         terms: Sequence[KroneckerTerm],
         index: Tensor,
         root: Tensor | None,
         diagonal: Tensor,
         other_flops: float,
+        all_known: bool = True,
     ) -> None:
-        self.matmul, self._dense = matmul, dense
+        self._all_known = all_known
+        self._other_matmul, self._dense, self._other_flops = other_matmul, dense, other_flops
         self.terms, self.index, self.root_columns = list(terms), index, root
         self.diagonal = diagonal.detach().double()
         self.num_train = diagonal.size(-1)
-        self.product_flops = sum(term.product_flops for term in terms) + other_flops
-        self.probes = Probes(self.product_flops)
+        self.probes = Probes()
         self._preconditioners: dict[tuple[int, ...], LowRankPreconditioner] = {}
+
+    @property
+    def product_flops(self) -> float:
+        return sum(term.product_flops for term in self.terms) + self._other_flops
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """The product with the whole matrix, in float64. shape: (*batch, N, C)"""
+        image = self.diagonal.unsqueeze(-1) * x
+        if self.terms:
+            grid = spread_cells(x, self.index, math.prod(self.terms[0].shape))
+            for term in self.terms:
+                image = image + select_cells(term.matmul(grid), self.index)
+        return image if self._other_matmul is None else image + self._other_matmul(x)
 
     @cached_property
     def cholesky(self) -> Tensor:
@@ -107,8 +143,15 @@ class SumSystem:
             by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
             vectors = [torch.cat([q.expand(*batch, *q.shape[-2:]) for q in axis], -1) for axis in by_axis]
             coefficients = self.coefficients(ranks, [term.factors for term in self.terms])
+            left = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
             self._preconditioners[ranks] = LowRankPreconditioner(
-                vectors, torch.cat(positions, -1), coefficients, self.index, self.diagonal, self.root_columns
+                vectors,
+                torch.cat(positions, -1),
+                coefficients,
+                self.index,
+                self.diagonal,
+                self.root_columns,
+                left_over=left / float(self.diagonal.min()) if self._all_known else math.inf,
             )
         return self._preconditioners[ranks]
 

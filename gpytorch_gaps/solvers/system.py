@@ -28,7 +28,6 @@ _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 class Probes:
     """Of the last stochastic log-determinant: what each probe estimated, and the iterations of Lanczos."""
 
-    product_flops: float  # of one product with one column
     estimates: Tensor | None = None  # shape: (probes, *batch)
     iterations: int = 0
 
@@ -40,6 +39,7 @@ class GapSystem:
     :param train_index: flat cell of each observation, last axis fastest, shape (N,).
     :param noise: D, shape (*batch, 1) or (*batch, N).
     :param axis_noise: instead of `noise`, a vector (*batch, m_i) for every axis whose product is the noise of a cell.
+    :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class GapSystem:
         train_index: Tensor,
         noise: Tensor | None = None,
         axis_noise: Sequence[Tensor] | None = None,
+        shared: dict[str, KroneckerEigen] | None = None,
     ) -> None:
         factors = [factor.detach() for factor in factors]
         self.dtype = factors[0].dtype
@@ -66,8 +67,9 @@ class GapSystem:
             raise ValueError(f"noise: got {float(self.noise.min())}, expected variances of at least 0")
         self._factors = {torch.float64: tuple(_symmetric(axis, factor.double()) for axis, factor in enumerate(factors))}
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
+        self._shared: dict[str, KroneckerEigen] = {} if shared is None or axis_noise is not None else shared
         self._preconditioners: dict[Hashable, Any] = {}
-        self.probes = Probes(self.product_flops)
+        self.probes = Probes()
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -100,9 +102,15 @@ class GapSystem:
         return gaps.nonzero().squeeze(-1)
 
     @cached_property
-    def product_flops(self) -> float:
-        """FLOPs of one Kronecker product with one right-hand side."""
+    def rotation_flops(self) -> float:
+        """FLOPs of one product with all eigenvectors and one column: fill-gaps takes two."""
         return float(kron_matmul_flops([(size, size) for size in self.shape], 1))
+
+    @property
+    def product_flops(self) -> float:
+        """FLOPs of one product with K and one column, as :meth:`kernel_matmul` takes it."""
+        eigen = self._shared.get("eigen")
+        return eigen.root_flops if eigen is not None and eigen.is_thin else self.rotation_flops
 
     # -- products ----------------------------------------------------------------------------------------------------
 
@@ -113,7 +121,9 @@ class GapSystem:
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
         if torch.float64 not in self._eigen:
-            self._eigen[torch.float64] = kron_eigh(self.factors())
+            if "eigen" not in self._shared:
+                self._shared["eigen"] = kron_eigh(self.factors())
+            self._eigen[torch.float64] = self._shared["eigen"]
             self._warn_if_indefinite(self._eigen[torch.float64].negative)
         if dtype not in self._eigen:
             self._eigen[dtype] = self._eigen[torch.float64].to(dtype)
@@ -131,7 +141,11 @@ class GapSystem:
 
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""
-        return select_cells(kron_matmul(self.factors(x.dtype), spread_cells(x, columns, self.num_cells)), rows)
+        grid = spread_cells(x, columns, self.num_cells)
+        known = self._shared.get("eigen")
+        if known is not None and known.is_thin:
+            return select_cells(self.eigen(x.dtype).matmul(grid), rows)
+        return select_cells(kron_matmul(self.factors(x.dtype), grid), rows)
 
     def matmul(self, x: Tensor) -> Tensor:
         """``(W K W' + D) x``. shape: (*batch, N, C)"""

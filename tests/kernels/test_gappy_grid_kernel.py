@@ -214,7 +214,8 @@ def test_gradients_of_parameters(first, second):
 def test_gradients_of_the_points(first, second, which):
     """A look-up has no derivative, so points that want one are not looked up."""
     kernel = make()
-    x1, x2 = (INPUTS[name](kernel.grid).clone().requires_grad_(free) for name, free in zip((first, second), which))
+    pairs = zip((first, second), which, strict=True)
+    x1, x2 = (INPUTS[name](kernel.grid).clone().requires_grad_(free) for name, free in pairs)
     wanted = [x for x in (x1, x2) if x.requires_grad]
     parameters = [*wanted, *kernel.parameters()]
     got, expected = kernel(x1, x2).to_dense(), product(kernel, x1, x2)
@@ -558,7 +559,7 @@ def at(x):
 
 POINTS = GRID.points()
 ERRORS = {
-    "too few kernels": (lambda: GappyGridKernel([RBFKernel()], GRID), "kernels: got 1, expected one for each of the gr"),
+    "too few kernels": (lambda: GappyGridKernel([RBFKernel()], GRID), "kernels: got 1, expected one for each"),
     "too many kernels": (lambda: GappyGridKernel([RBFKernel()] * 3, GRID), "kernels: got 3, expected one for each"),
     "not a kernel": (
         lambda: GappyGridKernel([RBFKernel(), torch.nn.Linear(1, 1)], GRID),
