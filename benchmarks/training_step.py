@@ -19,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,33 @@ from torch import Tensor
 import gpytorch_gaps as gaps
 from benchmarks._machine import machine_facts
 
-LENGTH, NOISE = 0.2, 1e-2
+
+@dataclass(frozen=True)
+class Setting:
+    """A squared-exponential kernel on axes from 0 to 1, and noise."""
+
+    shape: tuple[int, int]
+    length: float
+    noise: float
+
+    def kernel(self) -> RBFKernel:
+        kernel = RBFKernel().double()
+        kernel.lengthscale = self.length
+        return kernel
 
 
-def rbf(length: float = LENGTH) -> RBFKernel:
-    kernel = RBFKernel().double()
-    kernel.lengthscale = length
-    return kernel
-
-
-def problem(shape: tuple[int, int], gappiness: float, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+def problem(setting: Setting, gappiness: float, seed: int = 0) -> tuple[list[Tensor], Tensor]:
     """Axes and values: a draw from the model, NaN in the gaps."""
     generator = torch.Generator().manual_seed(seed)
+    shape = setting.shape
     axes = [torch.linspace(0, 1, size, dtype=torch.float64) for size in shape]
     roots = []
     for axis in axes:
-        factor = rbf()(axis).to_dense().detach()
+        factor = setting.kernel()(axis).to_dense().detach()
         roots.append(torch.linalg.cholesky(factor + 1e-9 * torch.eye(len(axis), dtype=torch.float64)))
     white = torch.randn(shape, generator=generator, dtype=torch.float64)
     values = roots[0] @ white @ roots[1].mT
-    values = values + math.sqrt(NOISE) * torch.randn(shape, generator=generator, dtype=torch.float64)
+    values = values + math.sqrt(setting.noise) * torch.randn(shape, generator=generator, dtype=torch.float64)
     values[torch.rand(shape, generator=generator) < gappiness] = math.nan
     return axes, values
 
@@ -67,28 +75,28 @@ class Model(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def our_model(axes: list[Tensor], values: Tensor) -> tuple[Model, gaps.CartesianGrid]:
+def our_model(setting: Setting, axes: list[Tensor], values: Tensor) -> tuple[Model, gaps.CartesianGrid]:
     grid, x, y = gaps.from_array(values, axes)
     likelihood = gaps.GappyGridLikelihood().double()
-    likelihood.noise = NOISE
-    kernel = ScaleKernel(gaps.GappyGridKernel([rbf(), rbf()], grid)).double()
+    likelihood.noise = setting.noise
+    kernel = ScaleKernel(gaps.GappyGridKernel([setting.kernel(), setting.kernel()], grid)).double()
     kernel.outputscale = 1.0
     return Model(x, y, likelihood, kernel), grid
 
 
-def their_model(axes: list[Tensor], values: Tensor) -> Any:
+def their_model(setting: Setting, axes: list[Tensor], values: Tensor) -> Any:
     from botorch.models.latent_kronecker_gp import LatentKroneckerGP
 
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = NOISE
-    scaled = ScaleKernel(rbf()).double()
+    likelihood.noise = setting.noise
+    scaled = ScaleKernel(setting.kernel()).double()
     scaled.outputscale = 1.0
     return LatentKroneckerGP(
         axes[0].unsqueeze(-1),
         axes[1].unsqueeze(-1),
         values,
         likelihood=likelihood,
-        covar_module_X=rbf(),
+        covar_module_X=setting.kernel(),
         covar_module_T=scaled,
         outcome_transform=None,
     )
@@ -148,10 +156,10 @@ def numpy_value(points: list[np.ndarray], values: np.ndarray, logs: np.ndarray) 
     return float(-0.5 * ((known * weights).sum() + np.log(leading + noise).sum() + number * math.log(2 * math.pi)))
 
 
-def numpy_step(axes: list[Tensor], values: Tensor) -> float:
+def numpy_step(setting: Setting, axes: list[Tensor], values: Tensor) -> float:
     """Seconds of a value and a forward-difference gradient in the three hyperparameters."""
     points, grid = [axis.numpy() for axis in axes], values.numpy()
-    start = np.log(np.array([LENGTH, LENGTH, NOISE]))
+    start = np.log(np.array([setting.length, setting.length, setting.noise]))
     started = time.perf_counter()
     base = numpy_value(points, grid, start)
     for i in range(3):
@@ -162,24 +170,25 @@ def numpy_step(axes: list[Tensor], values: Tensor) -> float:
 # -- the truth, where it can be had ------------------------------------------------------------------------------------
 
 
-def dense_log_likelihood(axes: list[Tensor], values: Tensor) -> float:
+def dense_log_likelihood(setting: Setting, axes: list[Tensor], values: Tensor) -> float:
     observed = ~values.isnan()
     cells = observed.nonzero()
     y = values[observed]
     covariance = torch.ones((), dtype=torch.float64)
     for axis, position in zip(axes, cells.unbind(-1), strict=True):
-        covariance = covariance * rbf()(axis).to_dense().detach()[position][:, position]
-    covariance = covariance + NOISE * torch.eye(len(y), dtype=torch.float64)
+        covariance = covariance * setting.kernel()(axis).to_dense().detach()[position][:, position]
+    covariance = covariance + setting.noise * torch.eye(len(y), dtype=torch.float64)
     cholesky = torch.linalg.cholesky(covariance)
     white = torch.linalg.solve_triangular(cholesky, y.unsqueeze(-1), upper=False)
     logdet = 2.0 * cholesky.diagonal().log().sum()
     return float(-0.5 * (white.square().sum() + logdet + len(y) * math.log(2 * math.pi)))
 
 
-def accuracy(repeats: int, with_botorch: bool) -> list[dict[str, Any]]:
+def accuracy(setting: Setting, repeats: int, with_botorch: bool) -> list[dict[str, Any]]:
     """Mean error of the log-likelihood in nats, its standard deviation, and what ours says of itself."""
-    axes, values = problem((100, 98), 0.497)
-    truth = dense_log_likelihood(axes, values)
+    setting = replace(setting, shape=(100, 98))
+    axes, values = problem(setting, 0.497)
+    truth = dense_log_likelihood(setting, axes, values)
     number = int((~values.isnan()).sum())
 
     def ours() -> tuple[float, float]:
@@ -188,12 +197,12 @@ def accuracy(repeats: int, with_botorch: bool) -> list[dict[str, Any]]:
             linear_operator.settings.max_cholesky_size(0),
             linear_operator.settings.fast_computations(log_prob=True),  # BoTorch turns it off for all
         ):
-            value = steps(our_model(axes, values)[0], 1)[1]
+            value = steps(our_model(setting, axes, values)[0], 1)[1]
         error = solves.logdets[-1].standard_error
         return value, math.nan if error is None else 0.5 * float(error)
 
     def theirs() -> tuple[float, float]:
-        model = their_model(axes, values)
+        model = their_model(setting, axes, values)
         with model.use_iterative_methods():
             return steps(model, 1)[1], math.nan
 
@@ -221,11 +230,11 @@ def accuracy(repeats: int, with_botorch: bool) -> list[dict[str, Any]]:
 # -- the posterior variance of every cell, in a process of its own -----------------------------------------------------
 
 
-def variance_alone(who: str, shape: tuple[int, int], limit: float) -> None:
+def variance_alone(who: str, setting: Setting, limit: float) -> None:
     """Prints seconds and peak memory as JSON."""
-    axes, values = problem(shape, 0.5)
+    axes, values = problem(setting, 0.5)
     if who == "ours":
-        model, grid = our_model(axes, values)
+        model, grid = our_model(setting, axes, values)
         model.eval()
         before = _peak_gib()
         started = time.perf_counter()
@@ -233,7 +242,7 @@ def variance_alone(who: str, shape: tuple[int, int], limit: float) -> None:
             variance = model(grid.points()).variance
         note = str(solves[-1])
     else:
-        model = their_model(axes, values)
+        model = their_model(setting, axes, values)
         model.eval()
         before = _peak_gib()
         allowed = int(limit * 2**30)
@@ -251,11 +260,11 @@ def _peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def variances(shape: tuple[int, int], limit: float, with_botorch: bool) -> list[dict[str, Any]]:
+def variances(setting: Setting, limit: float, with_botorch: bool) -> list[dict[str, Any]]:
     rows = []
     for who in ("ours", "botorch") if with_botorch else ("ours",):
         command = [sys.executable, "-m", "benchmarks.training_step", "--variance-of", who, "--limit", str(limit)]
-        command += ["--shape", *map(str, shape)]
+        command += ["--length", str(setting.length), "--noise", str(setting.noise), "--shape", *map(str, setting.shape)]
         result = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
         last = result.stdout.strip().splitlines()[-1:] if result.returncode == 0 else []
         failure = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
@@ -266,6 +275,8 @@ def variances(shape: tuple[int, int], limit: float, with_botorch: bool) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs=2, type=int, default=[300, 365])
+    parser.add_argument("--length", type=float, default=0.1, help="length-scale; the axes run from 0 to 1")
+    parser.add_argument("--noise", type=float, default=1e-2)
     parser.add_argument("--steps", type=int, default=7, help="of ours, after one to warm up")
     parser.add_argument("--their-steps", type=int, default=2, help="of BoTorch, after one to warm up")
     parser.add_argument("--repeats", type=int, default=5, help="log-likelihoods compared with the dense one")
@@ -276,20 +287,23 @@ def main() -> None:
     parser.add_argument("--variance-of", choices=("ours", "botorch"), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    shape = (options.shape[0], options.shape[1])
+    setting = Setting((options.shape[0], options.shape[1]), options.length, options.noise)
     warnings.filterwarnings("ignore")
     if options.variance_of:
-        variance_alone(options.variance_of, shape, options.limit)
+        variance_alone(options.variance_of, setting, options.limit)
         return
     facts = machine_facts()
     print(", ".join(f"{key}: {value}" for key, value in facts.items()))
     torch.manual_seed(0)
-    axes, values = problem(shape, 0.5)
+    axes, values = problem(setting, 0.5)
     number = int((~values.isnan()).sum())
-    print(f"{shape[0]} x {shape[1]} cells, {number} observations, squared-exponential, noise {NOISE:g}, float64\n")
+    print(
+        f"{setting.shape[0]} x {setting.shape[1]} cells, {number} observations, squared-exponential, "
+        f"length-scale {setting.length:g}, noise {setting.noise:g}, float64\n"
+    )
 
     # ours first: importing BoTorch changes linear_operator's defaults for the whole process
-    model, _ = our_model(axes, values)
+    model, _ = our_model(setting, axes, values)
     with gaps.record_solves() as solves:
         ours, value = steps(model, options.steps + 1)
     our_seconds = statistics.median(ours[1:])
@@ -299,10 +313,10 @@ def main() -> None:
         {"method": "gpytorch_gaps", "seconds": our_seconds, "value": value, "standard_error": stated}
     ]
     print(f"ours: {solves[-1]}\n      log-determinant {solves.logdets[-1]}\n")
-    numpy_seconds = statistics.median(numpy_step(axes, values) for _ in range(3))
+    numpy_seconds = statistics.median(numpy_step(setting, axes, values) for _ in range(3))
     rows.append({"method": "NumPy, Nystrom and finite differences", "seconds": numpy_seconds})
     if not options.no_botorch:
-        theirs = their_model(axes, values)
+        theirs = their_model(setting, axes, values)
         with theirs.use_iterative_methods():
             seconds, their_value = steps(theirs, options.their_steps + 1)
         rows.append({"method": "BoTorch", "seconds": statistics.median(seconds[1:]), "value": their_value})
@@ -314,7 +328,7 @@ def main() -> None:
             f"{row.get('value', math.nan):.2f} | {row.get('standard_error', math.nan):.2g} |",
             flush=True,
         )
-    checked = accuracy(options.repeats, not options.no_botorch)
+    checked = accuracy(setting, options.repeats, not options.no_botorch)
     print(
         f"\nAgainst dense Cholesky, {checked[0]['observations']} observations, truth {checked[0]['truth']:.3f} nats:\n"
     )
@@ -322,7 +336,7 @@ def main() -> None:
     print("|---|---|---|---|")
     for row in checked:
         print(f"| {row['method']} | {row['bias']:.3g} | {row['deviation']:.2g} | {row['stated']:.2g} |", flush=True)
-    covered = variances(shape, options.limit, not options.no_botorch)
+    covered = variances(setting, options.limit, not options.no_botorch)
     print("\n| posterior variance of every cell | seconds | peak GiB (before) | |")
     print("|---|---|---|---|")
     for row in covered:

@@ -52,9 +52,14 @@ class Host:
 
     def points(self, x: Tensor) -> Tensor:
         """The columns of x that are the grid's."""
-        if self.columns == tuple(range(x.size(-1))):
-            return x
-        return x[..., list(self.columns)]
+        return _pick(x, self.columns)
+
+
+def _pick(x: Tensor, columns: Sequence[int]) -> Tensor:
+    """Some columns of x, without an index that would have to be copied to its device."""
+    if tuple(columns) == tuple(range(x.size(-1))):
+        return x
+    return torch.stack([x[..., column] for column in columns], -1)
 
 
 def find_host(kernel: Kernel, columns: tuple[int, ...]) -> Host | None:
@@ -213,8 +218,7 @@ class _Walk:
         if lifted:
             points = self.host.points(self.x1), self.host.points(self.x2)
             return [_evaluate(part, *points, self.params) for part in lifted]
-        picked = list(columns)
-        x1, x2 = self.x1[..., picked], self.x2[..., picked]
+        x1, x2 = _pick(self.x1, columns), _pick(self.x2, columns)
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())
         if differentiable or type(kernel) is LinearKernel or 8 * x1.size(-2) * x2.size(-2) <= _small():
             return [_evaluate(kernel, x1, x2, self.params)]
@@ -277,7 +281,8 @@ class _OnColumns(Kernel):
         self.kernel, self._columns = kernel, list(columns)
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
-        return Module.__call__(self.kernel, x1[..., self._columns], x2[..., self._columns], diag=diag, **params)
+        first, second = _pick(x1, self._columns), _pick(x2, self._columns)
+        return Module.__call__(self.kernel, first, second, diag=diag, **params)
 
 
 class _LinearPart(Kernel):
@@ -289,8 +294,8 @@ class _LinearPart(Kernel):
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         variance = self.kernel.variance  # shape: (*batch, 1, 1 or columns)
-        variance = variance if variance.size(-1) == 1 else variance[..., self._of_kernel]
-        first, second = x1[..., self._local] * variance, x2[..., self._local]
+        variance = variance if variance.size(-1) == 1 else _pick(variance, self._of_kernel)
+        first, second = _pick(x1, self._local) * variance, _pick(x2, self._local)
         return (first * second).sum(-1) if diag else first @ second.mT
 
 

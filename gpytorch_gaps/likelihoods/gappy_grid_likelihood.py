@@ -10,10 +10,11 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise, Noise
 from gpytorch.priors import Prior
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.grid import CartesianGrid, first_equal_row
+from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
@@ -61,6 +62,22 @@ class GappyGridLikelihood(GaussianLikelihood):
         self.noise_axis = None if noise_axis is None or grid is None else noise_axis % len(grid.axes)
         self.grid = grid if noise_axis is not None else None
 
+    def get_fantasy_likelihood(self, **kwargs: Any) -> Any:
+        """For further observations, with their variances as ``noise=`` where those of the others were given."""
+        fantasy = super().get_fantasy_likelihood(**kwargs)
+        if not isinstance(self.noise_covar, GivenNoise) or self.noise.size(-1) == 1:
+            return fantasy
+        if kwargs.get("noise") is None:
+            raise ValueError(
+                "noise: variances were given for the observations; expected those of the new ones too: "
+                "model.get_fantasy_model(x, y, noise=...)"
+            )
+        new = _variances(kwargs["noise"])
+        batch = torch.broadcast_shapes(self.noise.shape[:-1], new.shape[:-1])
+        parts = [noise.expand(*batch, noise.size(-1)) for noise in (self.noise, new)]
+        fantasy.noise_covar = GivenNoise(torch.cat(parts, -1))
+        return fantasy
+
     # -- the marginal distribution -------------------------------------------------------------------------------------
 
     def marginal(
@@ -80,10 +97,16 @@ class GappyGridLikelihood(GaussianLikelihood):
         self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
     ) -> DiagLinearOperator:
         if noise is not None:
-            return DiagLinearOperator(_variances(noise).expand(*shape[:-1], shape[-1]))
+            number = not torch.is_tensor(noise)
+            known = self.noise.new_full((1,), float(noise)) if number else noise
+            variances = _variances(known)
+            if variances.size(-1) not in (1, shape[-1]):
+                came = tuple(variances.shape)
+                raise ValueError(f"noise: got shape {came}, expected one variance for each of {shape[-1]} points")
+            return DiagLinearOperator(variances.expand(*shape[:-1], shape[-1]))
         if self.noise_axis is not None:
             return self._axis_noise(shape, covariance, params)
-        if isinstance(self.noise_covar, GivenNoise) and isinstance(covariance, PosteriorCovarianceOperator):
+        if isinstance(self.noise_covar, GivenNoise) and _is_posterior(covariance):
             return self._given_at_test_points(shape, covariance)
         return self.noise_covar(shape=shape)
 
@@ -97,31 +120,35 @@ class GappyGridLikelihood(GaussianLikelihood):
         found = None if covariance is None else grid_points(covariance)
         if found is not None:  # the prior, of the observations most of the time
             kernel, x = found
-            x = x[(0,) * (x.dim() - 2)]  # the members of a batch share their points
-            cells = kernel.cells_of(x)
+            shared = one_member(x)
+            x = x if shared is None else shared
+            cells = None if shared is None else kernel.cells_of(shared)
             if cells is not None and _same_axes(cells.axes, self.grid.axes):
                 axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
                 axes[self.noise_axis] = noise
                 return SelectedKroneckerDiagOperator(*axes, index=cells.index)
-        elif isinstance(covariance, PosteriorCovarianceOperator) and covariance.points is not None:
+        elif _is_posterior(covariance) and covariance.points is not None:
             x = covariance.points.x
         else:
             given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
             if not torch.is_tensor(given):
                 raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
-            x = given[(0,) * (given.dim() - 2)]
+            x = given
+        if x.size(-1) != self.grid.num_columns:
+            raise ValueError(f"x: got {x.size(-1)} columns, expected the grid's {self.grid.num_columns}")
         axis = self.grid.axes[self.noise_axis]
         columns = self.grid.columns[self.noise_axis]
-        level = first_equal_row(axis, x[..., columns])
+        level = first_equal_row(axis, x[..., columns])  # shape: (*batch, N)
         if bool((level < 0).any()):
-            row = int((level < 0).nonzero()[0])
+            row = tuple((level < 0).nonzero()[0].tolist())
             raise ValueError(
-                f"noise_axis: test point {row} has {x[row, columns].tolist()} there, a level without a noise of its "
-                "own; expected levels of the grid, or noise= in likelihood(posterior, noise=...)"
+                f"noise_axis: test point {row[-1]} has {x[row][columns].tolist()} there, a level without a noise of "
+                "its own; expected levels of the grid, or noise= in likelihood(posterior, noise=...)"
             )
-        return DiagLinearOperator(noise[..., level])
+        batch = torch.broadcast_shapes(noise.shape[:-1], level.shape[:-1])
+        return DiagLinearOperator(noise.expand(*batch, -1).gather(-1, level.expand(*batch, -1)))
 
-    def _given_at_test_points(self, shape: torch.Size, covariance: PosteriorCovarianceOperator) -> DiagLinearOperator:
+    def _given_at_test_points(self, shape: torch.Size, covariance: Any) -> DiagLinearOperator:
         """The variance given for the observation in the same place."""
         given = self.noise
         if given.size(-1) == 1:
@@ -134,6 +161,11 @@ class GappyGridLikelihood(GaussianLikelihood):
                 "likelihood(posterior, noise=...) with one for each test point"
             )
         return DiagLinearOperator(given[..., where].expand(*shape[:-1], shape[-1]))
+
+
+def _is_posterior(covariance: LinearOperator | None) -> bool:
+    """Whether it is a posterior's, which knows where its points lie; or nothing in its place."""
+    return isinstance(covariance, PosteriorCovarianceOperator | ZeroLinearOperator) and hasattr(covariance, "points")
 
 
 def _same_axes(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

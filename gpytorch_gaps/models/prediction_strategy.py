@@ -55,24 +55,27 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         cross = grid_covariance(test_train_covar)
         mean = test_mean + (cross @ self.mean_cache.unsqueeze(-1)).squeeze(-1)
         if gpytorch.settings.skip_posterior_variances.on():
-            return mean, ZeroLinearOperator(*test_test_covar.size())
+            nothing = ZeroLinearOperator(*test_test_covar.size(), dtype=mean.dtype, device=mean.device)
+            nothing.points = self._test_points(cross)  # the noise is still to be added
+            return mean, nothing
         train = self.lik_train_train_covar
         if gpytorch.settings.detach_test_caches.on():
             # linear_operator's own detach copies, and what was worked out for the originals would be lost
             train = train.representation_tree()(*(tensor.detach() for tensor in train.representation()))
-        points = self._test_points(test_train_covar, cross)
-        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=points)
+        return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=self._test_points(cross))
 
-    def _test_points(self, lazy_cross: LinearOperator, cross: LinearOperator) -> TestPoints | None:
+    def _test_points(self, cross: LinearOperator) -> TestPoints | None:
         """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
-        train_covariance, given = self.train_prior_dist.lazy_covariance_matrix, grid_points(lazy_cross)
-        x, found = row_points(cross) if given is None else one_member(given[1]), grid_points(train_covariance)
-        if x is None or found is None:
+        prior = self.train_prior_dist.lazy_covariance_matrix
+        x, found = row_points(cross), grid_points(prior)
+        if x is None or found is None or not on_one_grid(prior):
             return None
-        kernel, train_x = found
-        cells = kernel.cells_of(x) if on_one_grid(train_covariance) else None
+        kernel, train_x = found[0], one_member(found[1])
+        if train_x is None:
+            return None
+        cells = kernel.cells_of(x)
         here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
-        return TestPoints(x, _first_member(train_x), cells.index if cells is not None and here else None)
+        return TestPoints(x, train_x, cells.index if cells is not None and here else None)
 
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any
@@ -80,8 +83,3 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         """With further observations: solved anew, exactly, where GPyTorch would extend a Lanczos root."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         return type(self)(full_inputs, full_output, full_targets, likelihood)
-
-
-def _first_member(x: Tensor) -> Tensor:
-    """The members of a batch share their points. shape: (*batch, N, D) -> (N, D)"""
-    return x[(0,) * (x.dim() - 2)]

@@ -86,6 +86,8 @@ class PosteriorCovarianceOperator(LinearOperator):
     @cached(name="posterior_variance")
     def _diagonal(self) -> Tensor:
         prior = self.prior.diagonal(dim1=-1, dim2=-2)
+        if not self.size(-1):
+            return prior
         with self.snapshot.restored():
             explained = self._explained_by_low_rank()
             if explained is None:
@@ -144,7 +146,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
         if not simple or not _equal_indices(row_index, col_index):
             return super()._getitem(row_index, col_index, *batch_indices)
-        prior = self.prior._getitem(row_index, _noop_index, *batch_indices)._getitem(_noop_index, col_index)
+        prior = self.prior._getitem(row_index, _noop_index, *batch_indices)[..., col_index]
         cross = self.cross._getitem(row_index, _noop_index, *batch_indices)
         train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
         points = None if self.points is None else self.points.at(row_index)

@@ -24,7 +24,7 @@ from gpytorch_gaps.logdet.exact import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
+from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve, warn_of_rounding
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
@@ -164,6 +164,9 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
         system = self._system()
+        if self.dtype == torch.float32 and not training:
+            ratio = self._linear_op._diagonal().amax() / self._noise_diagonal().amin().clamp_min(1e-30)
+            warn_of_rounding(float(ratio), self.size(-1))
         plan = self._plan(rhs.shape[:-2].numel() * rhs.size(-1), training)
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)

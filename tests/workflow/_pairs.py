@@ -8,7 +8,15 @@ from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.kernels import IndexKernel, LinearKernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    IndexKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 
 import gpytorch_gaps as gaps
 
