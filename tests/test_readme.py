@@ -10,19 +10,17 @@ README = Path(__file__).parent.parent / "README.md"
 
 def test_example_runs_word_for_word(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    dtype = torch.get_default_dtype()
     names = {}
     torch.manual_seed(0)
-    try:
-        exec(compile(code, str(README), "exec"), names)
-    finally:
-        torch.set_default_dtype(dtype)
-    assert names["solves"][-1].converged
-    x = names["x"]
-    truth = torch.sin(6 * x[:, None]) * torch.cos(4 * x)
-    gaps = names["values"].isnan()
-    error = (names["filled"].reshape(100, 100) - truth)[gaps].square().mean().sqrt()
-    assert error < 0.1 * truth.std()
+    exec(compile(code, str(README), "exec"), names)
+    assert all(report.converged for report in names["solves"])
+    t, gaps = names["t"], names["values"].isnan()
+    truth = torch.sin(6 * t[:, None]) * torch.cos(4 * t)
+    error, deviation = (names["filled"] - truth)[gaps], names["deviation"][gaps]
+    assert error.square().mean().sqrt() < 0.1 * truth.std()
+    # the noise of 0.1 is in the deviation, not in the error of the latent field
+    assert (error.abs() < 2 * deviation).double().mean() > 0.9
+    assert 0.08 < deviation.min() < 0.12
     assert "converged" in capsys.readouterr().out
 
 

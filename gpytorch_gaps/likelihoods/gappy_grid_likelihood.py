@@ -118,6 +118,7 @@ class GappyGridLikelihood(GaussianLikelihood):
         assert self.noise_axis is not None
         noise = self.noise.expand(*torch.broadcast_shapes(self.noise.shape[:-1], shape[:-1]), self.noise.size(-1))
         found = None if covariance is None else grid_points(covariance)
+        points = getattr(covariance, "points", None) if _is_posterior(covariance) else None
         if found is not None:  # the prior, of the observations most of the time
             kernel, x = found
             shared = one_member(x)
@@ -127,8 +128,8 @@ class GappyGridLikelihood(GaussianLikelihood):
                 axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
                 axes[self.noise_axis] = noise
                 return SelectedKroneckerDiagOperator(*axes, index=cells.index)
-        elif _is_posterior(covariance) and covariance.points is not None:
-            x = covariance.points.x
+        elif points is not None:
+            x = points.x
         else:
             given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
             if not torch.is_tensor(given):
