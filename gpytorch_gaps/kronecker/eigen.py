@@ -132,6 +132,22 @@ def leading_products(values: Sequence[Tensor], count: int, largest: bool = True)
     return product_at(values, positions), positions
 
 
+def columns_in_use(positions: Tensor, sizes: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
+    """How many columns of each axis the first `rank` products use, for every rank: one list of d numbers a rank.
+
+    :param positions: shape (d, p), as :func:`leading_products` gives them.
+    :param sizes: m_i of each axis.
+    """
+    order = torch.arange(positions.size(-1), device=positions.device)
+    wanted = torch.tensor(ranks, device=positions.device)
+    counts = []
+    for axis, size in zip(positions, sizes, strict=True):
+        # the product at which each column first appears
+        first = order.new_full((size,), positions.size(-1)).scatter_reduce(0, axis, order, "amin")
+        counts.append((first < wanted.unsqueeze(-1).clamp(max=positions.size(-1))).sum(-1))
+    return torch.stack(counts, -1).tolist()
+
+
 def largest_left_out(values: Sequence[Tensor], positions: Tensor) -> float:
     """The largest entry of ``(x) values``, over the batch, that is not at `positions`. Zero if all are taken."""
     count = positions.size(-1)

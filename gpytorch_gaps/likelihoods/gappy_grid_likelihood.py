@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpytorch_gaps.grid import CartesianGrid, first_equal_row
 from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
-from gpytorch_gaps.kernels.terms import grid_covariance, grid_points
+from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, row_points
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
@@ -132,6 +132,8 @@ class GappyGridLikelihood(GaussianLikelihood):
             x = points.x
         else:
             given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
+            if given is None and covariance is not None:
+                given = row_points(covariance)  # of a kernel that was not evaluated lazily
             if not torch.is_tensor(given):
                 raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
             x = given

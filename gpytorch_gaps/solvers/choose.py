@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpytorch_gaps.kronecker.eigen import largest_left_out, leading_products
+from gpytorch_gaps.kronecker.eigen import columns_in_use, largest_left_out, leading_products
 from gpytorch_gaps.preconditioners.low_rank import low_rank_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
@@ -95,22 +95,26 @@ def expected_iterations(condition: float, tolerance: float) -> float:
 
 def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     """The rank at which preconditioned ignore-gaps should cost least, set-up included. 0: no preconditioner."""
+    return system.once(("best rank", num_rhs, tolerance), lambda: _best_rank(system, num_rhs, tolerance))
+
+
+def _best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     noise = float(system.noise.min())
     limit = min(system.num_train, system.num_cells, RANKS[-1])
     spectrum = system.eigen().values
     values, positions = leading_products(spectrum, limit + 1)
+    ranks = (0, *(rank for rank in RANKS if rank < limit), limit)
+    leading = values.tolist() if values.dim() == 1 else []
     plans = []
-    for rank in (0, *(rank for rank in RANKS if rank < limit), limit):
+    for rank, used in zip(ranks, columns_in_use(positions, system.shape, ranks), strict=True):
         if values.dim() == 1:
-            left = float(values[rank]) if rank < len(values) else 0.0
+            left = leading[rank] if rank < len(leading) else 0.0
         else:
             left = largest_left_out(spectrum, positions[:, :rank])
         condition = 1.0 + left / noise if noise > 0 else math.inf
         setup, application = 0.0, 0.0
         if rank:
-            used = [len(torch.unique(axis[:rank])) for axis in positions]
-            shapes = list(zip(system.shape, used, strict=True))
-            setup, application = low_rank_flops(shapes, rank)
+            setup, application = low_rank_flops(list(zip(system.shape, used, strict=True)), rank)
         cost = setup + expected_iterations(condition, tolerance) * num_rhs * (system.product_flops + application)
         reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
         plans.append(Plan("ignore", rank, flops=cost, reason=reason))
@@ -120,6 +124,7 @@ def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
 def low_rank_form_flops(system: GapSystem, rank: int, num_points: int) -> float:
     """Of setting up ``P = F C F' + D`` and reading the variance of so many cells off it."""
     _, positions = leading_products(system.eigen().values, rank)
-    shapes = list(zip(system.shape, (len(torch.unique(axis)) for axis in positions), strict=True))
+    (used,) = columns_in_use(positions, system.shape, [rank])
+    shapes = list(zip(system.shape, used, strict=True))
     setup, _ = low_rank_flops(shapes, rank)
     return setup + num_points * (rank**2 + 2.0 * len(shapes) * rank)

@@ -15,7 +15,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, largest_left_out, leading_products
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, columns_in_use, kron_eigh, largest_left_out, leading_products
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
@@ -106,6 +106,7 @@ class SumSystem:
         self.num_train = diagonal.size(-1)
         self.probes = Probes()
         self._preconditioners: dict[tuple[int, ...], LowRankPreconditioner] = {}
+        self._found: dict[int | None, list[tuple[SumPlan, float, float]]] = {}
 
     @property
     def product_flops(self) -> float:
@@ -200,29 +201,40 @@ class SumSystem:
             return None
         return next(((plan, left) for plan, left, _ in self._candidates(None) if left <= level), None)
 
-    def _candidates(self, rank: int | None) -> Iterator[tuple[SumPlan, float, float]]:
+    def _candidates(self, rank: int | None) -> list[tuple[SumPlan, float, float]]:
         """Preconditioners with the FLOPs of their set-up; what they leave, over the noise; and FLOPs a column."""
+        if rank not in self._found:
+            self._found[rank] = list(self._find_candidates(rank))
+        return self._found[rank]
+
+    def _find_candidates(self, rank: int | None) -> Iterator[tuple[SumPlan, float, float]]:
         noise = float(self.diagonal.min())
         limit = min(self.num_train, RANKS[-1])
         found = [term.leading(limit + 1) for term in self.terms]
-        pooled = torch.cat([self.diagonal.new_zeros(0), *(values for values, _ in found)]).sort(descending=True).values
+        leading = [values.tolist() for values, _ in found]
+        pooled = sorted((value for values in leading for value in values), reverse=True)
         own = 0 if self.root_columns is None else self.root_columns.size(-1)
-        for size in (0, *(r for r in RANKS if r < limit), limit) if rank is None else (min(rank, limit),):
-            threshold = float(pooled[size]) if size < len(pooled) else -1.0
-            ranks = tuple(int((values > threshold).sum()) for values, _ in found)
-            left = sum(float(values[r]) for (values, _), r in zip(found, ranks, strict=True) if r < len(values)) / noise
-            setup, application = self._flops(ranks, [positions for _, positions in found], own)
-            width = sum(ranks) + own
+        sizes = (0, *(r for r in RANKS if r < limit), limit) if rank is None else (min(rank, limit),)
+        thresholds = [pooled[size] if size < len(pooled) else -1.0 for size in sizes]
+        # of every term and size: how many eigenvalues are above the threshold, and how many columns these take
+        ranks = [[sum(value > level for value in values) for level in thresholds] for values in leading]
+        used = [
+            columns_in_use(positions, term.shape, own_ranks)
+            for term, (_, positions), own_ranks in zip(self.terms, found, ranks, strict=True)
+        ]
+        for i in range(len(sizes)):
+            chosen = tuple(own_ranks[i] for own_ranks in ranks)
+            left = sum(v[r] for v, r in zip(leading, chosen, strict=True) if r < len(v)) / noise
+            columns = [sum(counts) for counts in zip(*(counts[i] for counts in used), strict=True)]
+            setup, application = self._flops(sum(chosen), columns, own)
+            width = sum(chosen) + own
             reason = self._about(f"rank {width} leaves eigenvalues of {left:.1e} times the noise")
-            yield SumPlan("ignore", width, flops=setup, reason=reason, ranks=ranks), left, application
+            yield SumPlan("ignore", width, flops=setup, reason=reason, ranks=chosen), left, application
 
-    def _flops(self, ranks: Sequence[int], positions: Sequence[Tensor], own: int) -> tuple[float, float]:
+    def _flops(self, rank: int, columns: Sequence[int], own: int) -> tuple[float, float]:
         """Of setting up the preconditioner, and of applying it to one column."""
-        if not sum(ranks):
+        if not rank:
             return 2.0 * self.num_train * own**2, 4.0 * self.num_train * own
-        used = [0] * len(self.terms[0].shape)
-        for rank, where in zip(ranks, positions, strict=True):
-            used = [count + len(torch.unique(axis[:rank])) for count, axis in zip(used, where, strict=True)]
-        setup, application = low_rank_flops(list(zip(self.terms[0].shape, used, strict=True)), sum(ranks))
+        setup, application = low_rank_flops(list(zip(self.terms[0].shape, columns, strict=True)), rank)
         # columns without structure are projected onto the others, and multiplied densely
         return setup + own * application + 2.0 * self.num_train * own**2, application + 4.0 * self.num_train * own

@@ -68,7 +68,7 @@ class GapSystem:
         self._factors = {torch.float64: tuple(_symmetric(axis, factor.double()) for axis, factor in enumerate(factors))}
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
         self._shared: dict[str, KroneckerEigen] = {} if shared is None or axis_noise is not None else shared
-        self._preconditioners: dict[Hashable, Any] = {}
+        self._made: dict[Hashable, Any] = {}
         self.probes = Probes()
 
     # -- sizes -------------------------------------------------------------------------------------------------------
@@ -204,22 +204,21 @@ class GapSystem:
     # -- preconditioners, set up once a rank ---------------------------------------------------------------------------
 
     def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
-        return self._once(
-            ("eigen", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank)
-        )
+        return self.once(("eigen", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank))
 
     def shifted_preconditioner(self, rank: int) -> ShiftedEigenPreconditioner:
-        return self._once(
+        return self.once(
             ("shifted", rank), lambda: ShiftedEigenPreconditioner(self.eigen(), self.gap_index, self.noise, rank)
         )
 
     def is_set_up(self, kind: str, rank: int) -> bool:
-        return (kind, rank) in self._preconditioners
+        return (kind, rank) in self._made
 
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        if key not in self._preconditioners:
-            self._preconditioners[key] = make()
-        return self._preconditioners[key]
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """``make()``, the first time."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 def _symmetric(axis: int, factor: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def test_a_constraint_is_respected(axis):
     assert likelihood.noise.requires_grad
     small = GappyGridLikelihood(noise_constraint=GreaterThan(1e-8))
     small.noise = 1e-6  # below GPyTorch's own floor
-    assert float(small.noise) == pytest.approx(1e-6, rel=1e-3)
+    assert small.noise.item() == pytest.approx(1e-6, rel=1e-3)
 
 
 def test_learned_noise_is_that_of_gpytorch():
@@ -212,6 +212,17 @@ def test_points_that_are_not_known_are_asked_for():
             do()
     assert torch.allclose(likelihood(elsewhere, GRID.points()).variance, 1 + LEVELS.repeat(9))
     assert torch.allclose(likelihood(elsewhere, [GRID.points()]).variance, 1 + LEVELS.repeat(9))
+
+
+def test_levels_where_kernels_are_not_evaluated_lazily():
+    """Our operators know their points; the posterior is then GPyTorch's own, and is told."""
+    likelihood = per_level()
+    model = model_of(likelihood)
+    with gpytorch.settings.lazily_evaluate_kernels(False):
+        prior = model(TRAIN)
+        assert torch.allclose(diagonal_of(likelihood(prior), prior), LEVELS[LEVEL])
+        latent = posterior(model, GRID.points())
+        assert torch.allclose(diagonal_of(likelihood(latent, GRID.points()), latent), LEVELS.repeat(9))
 
 
 def test_points_with_columns_that_are_not_the_grids():

@@ -6,7 +6,17 @@ import gpytorch
 import linear_operator
 import pytest
 import torch
-from gpytorch.kernels import LinearKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
@@ -237,6 +247,74 @@ def test_single_precision(case, max_cholesky):
         assert posterior.mean.dtype == torch.float32
         assert torch.allclose(posterior.mean.double(), mean, atol=1e-4)
         assert torch.allclose(posterior.variance.double(), variance, atol=1e-3)
+
+
+class Plain(gpytorch.kernels.Kernel):
+    """A product of kernels on one column each, by the book."""
+
+    def __init__(self, kernels):
+        super().__init__()
+        self.kernels = torch.nn.ModuleList(kernels)
+
+    def forward(self, x1, x2, diag=False, **params):
+        value = 1.0
+        for i, kernel in enumerate(self.kernels):
+            part = kernel(x1[..., i : i + 1], x2[..., i : i + 1], diag=diag)
+            value = value * (part if diag else part.to_dense())
+        return value
+
+
+def two_kernels():
+    return [RBFKernel(), MaternKernel()]
+
+
+# shape of the grid, fraction of gaps, kernels, which observations
+UNUSUAL = {
+    "sums and products on an axis": (
+        (9, 8),
+        0.4,
+        lambda: [ScaleKernel(RBFKernel()) + PeriodicKernel(), MaternKernel() * RBFKernel()],
+        slice(None),
+    ),
+    "a spectral mixture": ((9, 8), 0.4, lambda: [SpectralMixtureKernel(num_mixtures=3), RQKernel()], slice(None)),
+    "of low rank": ((9, 8), 0.4, lambda: [PolynomialKernel(power=2), LinearKernel()], slice(None)),
+    "cells observed twice": ((9, 8), 0.4, two_kernels, [*range(40), 0, 3, 3]),
+    "one observation": ((9, 8), 0.4, two_kernels, slice(1)),
+    "no gaps": ((9, 8), 0.0, two_kernels, slice(None)),
+    "one axis": ((30,), 0.4, lambda: [MaternKernel()], slice(None)),
+    "an axis of one": ((1, 8, 5), 0.4, lambda: [RBFKernel(), *two_kernels()], slice(None)),
+}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
+@pytest.mark.parametrize("max_cholesky", [800, 0])
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_unusual_models(case, max_cholesky, eager):
+    """From the likelihood and its gradients to the posterior, also where kernels are not evaluated lazily."""
+    shape, fraction, kernels, rows = UNUSUAL[case]
+    grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 0)))
+    x, y, results = x[rows], y[rows], []
+    test_x = torch.cat([grid.points(), dense.randn(5, grid.num_columns)])
+    for plain in (False, True):
+        torch.manual_seed(0)
+        kernel = Plain(kernels()) if plain else gaps.GappyGridKernel(kernels(), grid)
+        likelihood = gpytorch.likelihoods.GaussianLikelihood() if plain else gaps.GappyGridLikelihood()
+        model = Model(x, y, likelihood, kernel).double()
+        mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+        with (
+            MAX_CHOLESKY(10_000 if plain else max_cholesky),
+            gpytorch.settings.lazily_evaluate_kernels(not eager or plain),
+            settings.logdet_method("exact"),
+            settings.train_tolerance(1e-11),
+            settings.solve_tolerance(1e-10),
+        ):
+            value = mll(model(x), y)
+            gradients = torch.autograd.grad(value, list(model.parameters()))
+            with torch.no_grad():
+                posterior = model.eval()(test_x)
+                results.append([value, *gradients, posterior.mean, posterior.variance])
+    for got, expected in zip(*results, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-6, atol=1e-7)
 
 
 # -- caches and settings ---------------------------------------------------------------------------------------------
