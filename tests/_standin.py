@@ -56,6 +56,8 @@ class MixedDevicesError(RuntimeError):
     """An operation was given tensors of the stand-in device and of the CPU."""
 
 
+_FEW = 256
+
 # -- counting --------------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +174,10 @@ class StandInTensor(torch.Tensor):
         self.host = value.host
 
     def tolist(self):
-        return self.cpu().tolist()
+        if self.numel() > _FEW:
+            return self.cpu().tolist()
+        _count("sync", "tolist")  # a few numbers are what `item` is: a wait
+        return self.host.tolist()
 
     def numpy(self, *, force=False):
         if force:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
-from gpytorch_gaps.operators import KhatriRaoOperator, SelectedKroneckerOperator
+from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
 
 
 class GappyGridKernel(Kernel):
@@ -19,7 +19,8 @@ class GappyGridKernel(Kernel):
 
     Exact for any inputs. The covariance of cells of the grid is a :class:`SelectedKroneckerOperator`; with points that
     form a grid of their own its factors are rectangular; with scattered points it is a :class:`KhatriRaoOperator`;
-    between scattered points, or in a batch of different inputs, it is dense.
+    between scattered points, or in a batch of different inputs, it is dense, or made row by row where that is too
+    large.
 
     :param kernels: one kernel an axis, any kernel: it sees the columns of its axis only. An ``IndexKernel`` (one task
         per output) needs an axis of codes 0 .. T-1.
@@ -85,7 +86,10 @@ class GappyGridKernel(Kernel):
         rows = None if free1 else self.cells_of(x1, training=same)
         cols = rows if same and not free2 else None if free2 else self.cells_of(x2)
         if rows is None and cols is None:
-            return self._entrywise(x1, x2, **params)
+            learns = torch.is_grad_enabled() and any(p.requires_grad for p in (x1, x2, *self.parameters()))
+            if learns or KernelRowsOperator.is_small(x1, x2):
+                return self._entrywise(x1, x2, **params)
+            return KernelRowsOperator(x1, x2, kernel=self, params=params)
         if rows is None:
             assert cols is not None
             factors = self._factors(self._split(x1), cols.axes, **params)

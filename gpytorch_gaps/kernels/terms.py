@@ -220,14 +220,9 @@ class _Walk:
             return [_evaluate(part, *points, self.params) for part in lifted]
         x1, x2 = _pick(self.x1, columns), _pick(self.x2, columns)
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())
-        if differentiable or type(kernel) is LinearKernel or 8 * x1.size(-2) * x2.size(-2) <= _small():
+        if differentiable or type(kernel) is LinearKernel or KernelRowsOperator.is_small(x1, x2):
             return [_evaluate(kernel, x1, x2, self.params)]
         return [KernelRowsOperator(x1, x2, kernel=kernel, params=self.params)]
-
-
-def _small() -> float:
-    """Bytes up to which a matrix is simply formed."""
-    return settings.prediction_memory.value() / 4
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator:

@@ -138,14 +138,14 @@ def columns_in_use(positions: Tensor, sizes: Sequence[int], ranks: Sequence[int]
     :param positions: shape (d, p), as :func:`leading_products` gives them.
     :param sizes: m_i of each axis.
     """
-    order = torch.arange(positions.size(-1), device=positions.device)
-    wanted = torch.tensor(ranks, device=positions.device)
-    counts = []
+    count = positions.size(-1)
+    order = torch.arange(count, device=positions.device)
+    used = []
     for axis, size in zip(positions, sizes, strict=True):
         # the product at which each column first appears
-        first = order.new_full((size,), positions.size(-1)).scatter_reduce(0, axis, order, "amin")
-        counts.append((first < wanted.unsqueeze(-1).clamp(max=positions.size(-1))).sum(-1))
-    return torch.stack(counts, -1).tolist()
+        first = order.new_full((size,), count).scatter_reduce(0, axis, order, "amin")
+        used.append(torch.stack([(first < min(rank, count)).sum() for rank in ranks]))
+    return torch.stack(used, -1).tolist()  # one read of a few numbers, where the host must decide
 
 
 def largest_left_out(values: Sequence[Tensor], positions: Tensor) -> float:

@@ -25,6 +25,11 @@ class KernelRowsOperator(LinearOperator):
         super().__init__(x1, x2, kernel=kernel, params=params)
         self.x1, self.x2, self.kernel, self.params = x1, x2, kernel, params
 
+    @staticmethod
+    def is_small(x1: Tensor, x2: Tensor) -> bool:
+        """Whether the matrix of these points is better formed at once; a single row always is."""
+        return x1.size(-2) <= 1 or 32 * x1.size(-2) * x2.size(-2) <= settings.prediction_memory.value()
+
     def _size(self) -> torch.Size:
         batch = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.kernel.batch_shape)
         return torch.Size((*batch, self.x1.size(-2), self.x2.size(-2)))

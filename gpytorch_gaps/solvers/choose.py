@@ -104,11 +104,13 @@ def _best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     spectrum = system.eigen().values
     values, positions = leading_products(spectrum, limit + 1)
     ranks = (0, *(rank for rank in RANKS if rank < limit), limit)
-    leading = values.tolist() if values.dim() == 1 else []
+    # of what is left after each rank, the largest, in one read; a batch must look at each of its members
+    flat = values if values.dim() == 1 else values.flatten(0, -2)[0]
+    left_after = torch.stack([flat[min(rank, len(flat) - 1)] for rank in ranks]).tolist()
     plans = []
-    for rank, used in zip(ranks, columns_in_use(positions, system.shape, ranks), strict=True):
+    for i, (rank, used) in enumerate(zip(ranks, columns_in_use(positions, system.shape, ranks), strict=True)):
         if values.dim() == 1:
-            left = leading[rank] if rank < len(leading) else 0.0
+            left = left_after[i] if rank < len(flat) else 0.0
         else:
             left = largest_left_out(spectrum, positions[:, :rank])
         condition = 1.0 + left / noise if noise > 0 else math.inf

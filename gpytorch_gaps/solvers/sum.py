@@ -138,7 +138,7 @@ class SumSystem:
             positions, offsets = [], [0] * len(self.terms[0].shape)
             for term, rank in zip(self.terms, ranks, strict=True):
                 own = term.leading(rank)[1] if rank else self.index.new_zeros(len(offsets), 0)
-                positions.append(own + torch.tensor(offsets, device=own.device).unsqueeze(-1))
+                positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
                 offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
             batch = torch.broadcast_shapes(*(q.shape[:-2] for term in self.terms for q in term.eigen.vectors))
             by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
@@ -211,25 +211,33 @@ class SumSystem:
         noise = float(self.diagonal.min())
         limit = min(self.num_train, RANKS[-1])
         found = [term.leading(limit + 1) for term in self.terms]
-        leading = [values.tolist() for values, _ in found]
-        pooled = sorted((value for values in leading for value in values), reverse=True)
         own = 0 if self.root_columns is None else self.root_columns.size(-1)
         sizes = (0, *(r for r in RANKS if r < limit), limit) if rank is None else (min(rank, limit),)
-        thresholds = [pooled[size] if size < len(pooled) else -1.0 for size in sizes]
-        # of every term and size: how many eigenvalues are above the threshold, and how many columns these take
-        ranks = [[sum(value > level for value in values) for level in thresholds] for values in leading]
+        ranks, left_after = self._cut(sizes, [values for values, _ in found])
         used = [
             columns_in_use(positions, term.shape, own_ranks)
             for term, (_, positions), own_ranks in zip(self.terms, found, ranks, strict=True)
         ]
         for i in range(len(sizes)):
             chosen = tuple(own_ranks[i] for own_ranks in ranks)
-            left = sum(v[r] for v, r in zip(leading, chosen, strict=True) if r < len(v)) / noise
+            left = sum(own_left[i] for own_left in left_after) / noise
             columns = [sum(counts) for counts in zip(*(counts[i] for counts in used), strict=True)]
             setup, application = self._flops(sum(chosen), columns, own)
             width = sum(chosen) + own
             reason = self._about(f"rank {width} leaves eigenvalues of {left:.1e} times the noise")
             yield SumPlan("ignore", width, flops=setup, reason=reason, ranks=chosen), left, application
+
+    def _cut(self, sizes: Sequence[int], leading: Sequence[Tensor]) -> tuple[list[list[int]], list[list[float]]]:
+        """Of every term and size: how many eigenvalues are among the largest of all, and the largest that is not."""
+        if not leading:
+            return [], []
+        pooled = torch.cat(list(leading)).sort(descending=True).values
+        nothing = pooled.new_full((), -1.0)
+        levels = torch.stack([pooled[size] if size < len(pooled) else nothing for size in sizes])
+        ranks = torch.stack([(values > levels.unsqueeze(-1)).sum(-1) for values in leading])
+        left = [torch.cat([values, pooled.new_zeros(1)])[own] for values, own in zip(leading, ranks, strict=True)]
+        counts, rest = torch.stack([ranks.double(), torch.stack(left)]).tolist()  # one read, where the host must decide
+        return [[int(count) for count in own] for own in counts], rest
 
     def _flops(self, rank: int, columns: Sequence[int], own: int) -> tuple[float, float]:
         """Of setting up the preconditioner, and of applying it to one column."""

@@ -57,8 +57,8 @@ def host(value):
 
 
 def copies(counts):
-    """Those that the package asked for, but for the two small integers a term by which solvers of sums number it."""
-    return [e for e in counts.within(gaps).events if e.kind != "sync" and "solvers/sum.py" not in e.where]
+    """Those that the package asked for."""
+    return [e for e in counts.within(gaps).events if e.kind != "sync"]
 
 
 def step(model, optimizer):
