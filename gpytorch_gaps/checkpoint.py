@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.history import History
+from gpytorch_gaps.likelihoods.noise import GivenNoise
 
 _CHECKPOINT_FORMAT = 1
 
@@ -83,18 +83,18 @@ def _problem(run: Any) -> dict[str, Any]:
     named = list(model.named_parameters())
     fixed = [parameter for _, parameter in named if not parameter.requires_grad]
     for module in model.modules():
-        if isinstance(module, Interval | Prior | CartesianGrid):
+        if isinstance(module, Interval | Prior | CartesianGrid | GivenNoise):
             fixed.extend(module.buffers())
     return {
         "train_inputs": [_fingerprint(inputs) for inputs in model.train_inputs],
         "train_targets": _fingerprint(model.train_targets),
         "modules": {name or "model": type(module).__name__ for name, module in model.named_modules()},
         "parameters": {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' fixed'}" for name, p in named},
-        "fixed values (parameters, bounds, priors, grid)": _digest(*fixed),
+        "fixed values (parameters, bounds, priors, grid, known noise)": _digest(*fixed),
         "objective": type(run.mll).__name__,
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
         "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
-        "lr": float(optimizer.defaults.get("lr", math.inf)),
+        "options of the optimizer": {name: str(value) for name, value in optimizer.defaults.items()},
     }
 
 

@@ -1,5 +1,6 @@
 """From the forms in which data with gaps come, to a grid and its observations."""
 
+import warnings
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -14,6 +15,8 @@ from .grid import CartesianGrid, first_equal_row, observed_entries, read, refuse
 
 if TYPE_CHECKING:
     import xarray
+
+_FAR_FROM_A_GRID = 50  # so many cells a point are hardly meant
 
 GridData = tuple[CartesianGrid, Tensor, Tensor]
 """A grid of D columns, the coordinates `(N, D)` of its observed cells, and the observations `(N,)`."""
@@ -72,6 +75,14 @@ def from_points(
     grid = CartesianGrid([_distinct_rows(raw[:, list(group)]).to(points) for group in groups])
     points = points[:, order]
     refuse_repeats("x", points, keys=grid.index_of(points))
+    if grid.num_cells > _FAR_FROM_A_GRID * len(points):
+        warnings.warn(
+            f"x: {len(points)} points make a grid of {' x '.join(map(str, grid.shape))} cells, nearly all of them "
+            "gaps. Are they scattered, or do coordinates that should be equal differ by rounding? Then round x first; "
+            "columns that vary together belong in one of the groups.",
+            UserWarning,
+            stacklevel=2,
+        )
     return grid, points[observed], targets[observed]
 
 

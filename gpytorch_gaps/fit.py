@@ -12,10 +12,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import gpytorch
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
+from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.reports import SolveRecord, record_solves
 
 PLATEAU_WINDOW = 5
@@ -76,7 +78,10 @@ def fit(
         plateau.add(loss * run.history.num_observations)
     model.train()
     try:
-        with tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=not progress) as bar:
+        with (
+            _own_log_likelihood(model),
+            tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=not progress) as bar,
+        ):
             while len(run.history) < steps and not plateau.reached:
                 run.step()
                 plateau.add(run.history.loss[-1] * run.history.num_observations)
@@ -96,6 +101,13 @@ def fit(
     finally:
         model.eval()
     return run.history
+
+
+def _own_log_likelihood(model: ExactGP) -> AbstractContextManager:
+    """Importing BoTorch has every log-likelihood of the process taken densely: not those of a model with a grid."""
+    if any(isinstance(module, GappyGridKernel) for module in model.modules()):
+        return gpytorch.settings.fast_computations.log_prob(True)
+    return nullcontext()
 
 
 class _Plateau:
@@ -254,6 +266,10 @@ def _checked_mll(model: ExactGP, mll: MarginalLogLikelihood | None) -> MarginalL
         _refuse("model", type(model).__name__, "a gpytorch.models.ExactGP")
     if model.train_inputs is None or model.train_targets is None or not model.train_targets.numel():
         _refuse("model", "one without training data", "train_inputs and train_targets; see set_train_data")
+    rows = model.train_inputs[0].size(-2)
+    if model.train_targets.size(-1) != rows:
+        came = f"train_targets of shape {tuple(model.train_targets.shape)}"
+        _refuse("model", came, f"(*batch, {rows}), one for each row of train_inputs")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         _refuse("model", "no parameter that requires a gradient", "at least one to fit")
     if mll is None:

@@ -135,6 +135,21 @@ class CartesianGrid(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def refuse_other_grid(grid: CartesianGrid, state_dict: Mapping[str, Tensor], prefix: str) -> None:
+    """Raise where a state about to be loaded into a model holds the axes of another grid.
+
+    The model's data would stay on its own, and its predictions would silently move to the other's coordinates.
+    """
+    for i, axis in enumerate(grid.axes):
+        loaded = state_dict.get(f"{prefix}axis_{i}", axis)
+        if loaded.shape != axis.shape or not torch.equal(loaded.to(axis), axis):
+            raise ValueError(
+                f"state_dict: {prefix}axis_{i} is not axis {i} of this model's grid; expected the same grid. To take "
+                "over hyperparameters only, leave the grid out: model.load_state_dict({name: value for name, value in "
+                'state.items() if ".grid." not in name}, strict=False)'
+            )
+
+
 def _check_axis(i: int, rows: Tensor) -> None:
     refuse(~rows.isfinite(), rows, f"axis {i}", "finite coordinates")
     refuse_repeats(f"axis {i}", rows)

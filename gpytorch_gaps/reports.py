@@ -45,6 +45,9 @@ class SolveReport:
     def worst_residual(self) -> float:
         return float(self.residual.max()) if self.residual.numel() else 0.0
 
+    def __repr__(self) -> str:
+        return f"<SolveReport {self}>"
+
     def __str__(self) -> str:
         state = "converged" if self.converged else "NOT CONVERGED"
         rank = f", rank {self.rank}" if self.rank else ""

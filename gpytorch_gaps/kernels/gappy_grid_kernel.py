@@ -1,6 +1,6 @@
 """A product of one GPyTorch kernel per axis of a grid, which knows the grid."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -9,7 +9,7 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
 
@@ -34,6 +34,8 @@ class GappyGridKernel(Kernel):
         super().__init__(active_dims=active_dims)
         if not isinstance(grid, CartesianGrid):
             raise ValueError(f"grid: got {type(grid).__name__}, expected a CartesianGrid")
+        if isinstance(kernels, Kernel):
+            raise ValueError(f"kernels: got one {type(kernels).__name__}, expected a list of one kernel an axis")
         if len(kernels) != len(grid.axes):
             raise ValueError(f"kernels: got {len(kernels)}, expected one for each of the grid's {len(grid.axes)} axes")
         for axis, kernel in enumerate(kernels):
@@ -43,6 +45,12 @@ class GappyGridKernel(Kernel):
             if ard is not None and kernel.active_dims is None and ard != columns:
                 raise ValueError(
                     f"kernels: axis {axis}: got ard_num_dims={ard}, expected {columns}, the columns of that axis"
+                )
+            picked = kernel.active_dims
+            if picked is not None and (int(picked.max()) >= columns or int(picked.min()) < -columns):
+                raise ValueError(
+                    f"kernels: axis {axis}: got active_dims={picked.tolist()}, expected columns of that axis only, 0 "
+                    f"to {columns - 1}, or none: a kernel sees its own axis"
                 )
         if self.active_dims is not None and len(self.active_dims) != grid.num_columns:
             raise ValueError(
@@ -156,6 +164,10 @@ class GappyGridKernel(Kernel):
         from gpytorch_gaps.models.prediction_strategy import GappyGridPredictionStrategy
 
         return GappyGridPredictionStrategy(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any) -> None:
+        refuse_other_grid(self.grid, state_dict, f"{prefix}grid.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, ravel
 
+_ROUNDING = 1e-13  # of the largest eigenvalue: what a positive semi-definite kernel may be below zero by
 _WORTH_THE_WAY = 0.6  # two thin products run at a lower rate than one square one
 
 
@@ -70,7 +71,10 @@ class KroneckerEigen:
 
     @cached_property
     def is_thin(self) -> bool:
-        """Whether the roots are worth the way round."""
+        """Whether the roots are worth the way round: narrow, and of all of K, nothing of which is negative."""
+        largest = math.prod(float(values.amax()) for values in self.values)
+        if self.negative > _ROUNDING * largest:
+            return False
         full = kron_matmul_flops([(q.size(-2), q.size(-2)) for q in self.vectors])
         return self.root_flops < _WORTH_THE_WAY * full
 

@@ -1,6 +1,6 @@
 """Gaussian noise on a grid: one variance, one per level of an axis, or one per observation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise, Noise
 from gpytorch.priors import Prior
 from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpytorch_gaps.grid import CartesianGrid, first_equal_row
+from gpytorch_gaps.grid import CartesianGrid, first_equal_row, refuse_other_grid
 from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, row_points
 from gpytorch_gaps.likelihoods.noise import GivenNoise
@@ -41,7 +42,7 @@ class GappyGridLikelihood(GaussianLikelihood):
 
     def __init__(
         self,
-        noise: float | Tensor | None = None,
+        noise: ArrayLike | Tensor | None = None,
         noise_axis: int | None = None,
         *,
         grid: CartesianGrid | None = None,
@@ -61,6 +62,11 @@ class GappyGridLikelihood(GaussianLikelihood):
         _GaussianLikelihoodBase.__init__(self, noise_model)
         self.noise_axis = None if noise_axis is None or grid is None else noise_axis % len(grid.axes)
         self.grid = grid if noise_axis is not None else None
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any) -> None:
+        if self.grid is not None:
+            refuse_other_grid(self.grid, state_dict, f"{prefix}grid.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def get_fantasy_likelihood(self, **kwargs: Any) -> Any:
         """For further observations, with their variances as ``noise=`` where those of the others were given."""
@@ -85,6 +91,11 @@ class GappyGridLikelihood(GaussianLikelihood):
     ) -> MultivariateNormal:
         covariance = function_dist.lazy_covariance_matrix
         diagonal = self._diagonal(function_dist.mean.shape, covariance, params, noise)
+        if diagonal.dtype != function_dist.mean.dtype:
+            raise ValueError(
+                f"noise: is {diagonal.dtype}, the model's mean {function_dist.mean.dtype}; expected the same: "
+                f"model.to({function_dist.mean.dtype}) casts a model with its likelihood"
+            )
         return function_dist.__class__(function_dist.mean, grid_covariance(covariance) + diagonal)
 
     def _shaped_noise_covar(
@@ -175,8 +186,10 @@ def _same_axes(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _variances(noise: float | Tensor) -> Tensor:
-    tensor = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=torch.get_default_dtype())
+def _variances(noise: ArrayLike | Tensor) -> Tensor:
+    tensor = noise if isinstance(noise, Tensor) else torch.as_tensor(noise)
+    if not torch.is_tensor(noise) and (tensor.dim() == 0 or not tensor.is_floating_point()):
+        tensor = tensor.to(torch.get_default_dtype())
     tensor = tensor.unsqueeze(-1) if tensor.dim() == 0 else tensor
     if not tensor.is_floating_point() or not bool((tensor > 0).all()) or not bool(tensor.isfinite().all()):
         came = f"{tensor.dtype} with a minimum of {float(tensor.min())}"

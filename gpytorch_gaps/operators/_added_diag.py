@@ -6,7 +6,7 @@ from typing import Any
 import linear_operator
 import torch
 from linear_operator import to_dense
-from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
@@ -49,6 +49,23 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         None where there is none, or where `num_rhs` solves cost less.
         """
         return None
+
+    def wide_matmul(self, x: Tensor) -> Tensor:
+        """The product in float64, detached, by way of narrow roots where these are known. shape: (*batch, N, C)"""
+        system = self._system()
+        scale = getattr(system, "row_scale", None)
+        if scale is not None:  # whitened
+            return scale * system.matmul(scale * x)
+        return system.matmul(x)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        diag = self._diag_tensor
+        if isinstance(diag, ConstantDiagLinearOperator):
+            scale = other.unsqueeze(-1) if torch.is_tensor(other) else other
+            scaled = ConstantDiagLinearOperator(diag.diag_values * scale, diag_shape=diag.diag_shape)
+        else:
+            scaled = diag._mul_constant(other)
+        return type(self)(self._linear_op._mul_constant(other), scaled)
 
     # -- solving -----------------------------------------------------------------------------------------------------
 

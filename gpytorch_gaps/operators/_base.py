@@ -106,7 +106,7 @@ def same_cells(first: Tensor, second: Tensor) -> bool:
     """Whether two indices name the same cells in the same order; by identity first, which costs no host copy."""
     return (
         first is second
-        or (first.data_ptr() == second.data_ptr() and first.shape == second.shape)
+        or (first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride())
         or torch.equal(first, second)
     )
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import linear_operator
 import torch
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpytorch_gaps import settings
@@ -21,9 +20,6 @@ from gpytorch_gaps.solvers.system import GapSystem
 
 def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False) -> Tensor:
     """``(W K W' + D)^-1 rhs`` by the method, rank and tolerance in force. shape: (*batch, N, C)"""
-    if system.dtype == torch.float32 and not training:
-        largest = math.prod(float(factor.diagonal(dim1=-2, dim2=-1).abs().amax()) for factor in system.factors())
-        warn_of_rounding(largest / float(system.noise.min().clamp_min(1e-300)), system.num_train)
     solution, _ = solve_system(
         system,
         rhs,
@@ -35,21 +31,6 @@ def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False) -> Te
         penalty=settings.gap_penalty.value(),
     )
     return solution
-
-
-def warn_of_rounding(signal_to_noise: float, rows: int) -> None:
-    """Solves are refined in float64, but entries of K rounded to float32 stay so, and move what is predicted.
-
-    By about ``0.1 eps sqrt(N) k(x, x) / s2`` of its size, as if the roundings were independent; measured, 0.06 to 0.12.
-    """
-    moved = 0.2 * torch.finfo(torch.float32).eps * math.sqrt(rows) * signal_to_noise
-    if moved > 1e-4:
-        warnings.warn(
-            "the kernel is rounded to float32, and the noise is so small against it that predictions may move by up "
-            f"to 1e{math.ceil(math.log10(moved)):+03d} of their size. Try: model.double(), with float64 data.",
-            NumericalWarning,
-            stacklevel=3,
-        )
 
 
 @dataclass(frozen=True)

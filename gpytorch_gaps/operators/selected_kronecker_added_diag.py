@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import linear_operator
-import torch
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
@@ -72,15 +71,6 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         if isinstance(other, AddedDiagLinearOperator):
             return self._linear_op + other._linear_op + (self._diag_tensor + other._diag_tensor)
         return self._linear_op + other + self._diag_tensor
-
-    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
-        diag = self._diag_tensor
-        if isinstance(diag, ConstantDiagLinearOperator):
-            scale = other.unsqueeze(-1) if torch.is_tensor(other) else other
-            scaled = ConstantDiagLinearOperator(diag.diag_values * scale, diag_shape=diag.diag_shape)
-        else:
-            scaled = diag._mul_constant(other)
-        return type(self)(self._linear_op._mul_constant(other), scaled)
 
     def _sum_batch(self, dim: int) -> LinearOperator:
         return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
@@ -158,7 +148,9 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             return None
         tolerance = settings.tolerance_in_force()
         limit = min(_LOW_RANK_LIMIT, system.num_train)
-        rank = system.rank_to(tolerance * noise, limit)
+        # variances may be as far below the noise as the noise is below the prior
+        prior = math.prod(float(factor.diagonal(dim1=-2, dim2=-1).amax()) for factor in system.factors())
+        rank = system.rank_to(tolerance * noise * min(1.0, noise / prior), limit)
         if not rank:
             return None
         solves = best_rank(system, num_rhs, tolerance).flops

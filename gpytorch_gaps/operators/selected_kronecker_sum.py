@@ -24,7 +24,7 @@ from gpytorch_gaps.logdet.exact import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve, warn_of_rounding
+from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
@@ -70,19 +70,24 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
     def root(self) -> Tensor | None:
         """Of the other terms: exact for low-rank ones, else of their pivoted Cholesky decomposition, as constants."""
         terms, roots = self.kronecker_terms(), []
-        for op in self.linear_ops:
+        for number, op in enumerate(self.linear_ops):
             if isinstance(op, RootLinearOperator) and op.root.size(-1) <= _OTHER_RANK:
                 roots.append(to_dense(op.root))
             elif not any(op is term for term in terms):
-                roots.append(self._remembered_root(op, min(_OTHER_RANK, op.size(-1))))
+                roots.append(self._remembered_root(number, op))
         if not roots:
             return None
         return torch.cat([root.expand(*self.batch_shape, *root.shape[-2:]) for root in roots], -1)
 
-    def _remembered_root(self, op: LinearOperator, rank: int) -> Tensor:
-        return self.memo.get(
-            "root", op.representation(), lambda: _wide(op).pivoted_cholesky(rank=rank, error_tol=0.0).detach()
-        ).to(self.dtype)
+    def _remembered_root(self, number: int, op: LinearOperator) -> Tensor:
+        rank = min(_OTHER_RANK, op.size(-1))
+
+        def compute() -> Tensor:
+            # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
+            root = _wide(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
+            return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
+
+        return self.memo.get(("root", number), op.representation(), compute).to(self.dtype)
 
 
 class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
@@ -114,9 +119,6 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         if isinstance(other, AddedDiagLinearOperator):
             return type(self)(self._linear_op + other._linear_op, self._diag_tensor + other._diag_tensor)
         return type(self)(self._linear_op + other, self._diag_tensor)
-
-    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
-        return type(self)(self._linear_op._mul_constant(other), self._diag_tensor._mul_constant(other))
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
@@ -164,9 +166,6 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
         system = self._system()
-        if self.dtype == torch.float32 and not training:
-            ratio = self._linear_op._diagonal().amax() / self._noise_diagonal().amin().clamp_min(1e-30)
-            warn_of_rounding(float(ratio), self.size(-1))
         plan = self._plan(rhs.shape[:-2].numel() * rhs.size(-1), training)
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)
@@ -209,14 +208,17 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
         tolerance = settings.tolerance_in_force()
-        found = self._system().low_rank_plan(tolerance) if free else None
+        # variances may be as far below the noise as the noise is below the prior
+        prior, noise = float(self._linear_op._diagonal().max()), float(self._noise_diagonal().min())
+        found = self._system().low_rank_plan(tolerance * min(1.0, noise / prior)) if free else None
         if found is None:
             return None
-        plan, error = found
+        plan, _ = found
         by_solves = self._system().choose("ignore", None, num_rhs, tolerance, 0).flops
         if plan.flops + num_rhs * float(plan.rank) ** 2 > by_solves:
             return None
-        return self._system().preconditioner(plan.ranks), error
+        form = self._system().preconditioner(plan.ranks)
+        return (form, form.left_over) if form.left_over <= tolerance else None
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 

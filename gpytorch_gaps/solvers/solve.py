@@ -45,7 +45,10 @@ def solve_system(
     """
     started = time.perf_counter()
     if not bool(torch.isfinite(rhs).all()):
-        raise ValueError("rhs: got NaN or infinite entries, expected finite numbers")
+        raise ValueError(
+            "rhs: got NaN or infinite entries, expected finite numbers; NaN among the training targets are gaps, which "
+            "from_array and from_points leave out"
+        )
     # whitened where the noise is a product, and of size one, so that no norm under- or overflows
     scale = rhs.double().abs().amax(-2, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))

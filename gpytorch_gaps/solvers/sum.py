@@ -197,7 +197,8 @@ class SumSystem:
 
     def low_rank_plan(self, level: float) -> tuple[SumPlan, float] | None:
         """The smallest preconditioner that leaves eigenvalues of no more than `level` times the noise, and of what."""
-        if self.root_columns is not None or not float(self.diagonal.min()) > 0 or self.diagonal.dim() > 1:
+        batched = self.diagonal.dim() > 1 or any(t.dim() > 1 for term in self.terms for t in term.eigen.values)
+        if self.root_columns is not None or batched or not float(self.diagonal.min()) > 0:
             return None
         return next(((plan, left) for plan, left, _ in self._candidates(None) if left <= level), None)
 

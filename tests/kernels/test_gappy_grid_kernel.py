@@ -426,13 +426,15 @@ def test_a_grid_that_is_loaded_is_looked_up_again():
     kernel, other = make(), make()
     x = INPUTS["most cells"](kernel.grid)
     kernel(x).to_dense()
-    state = other.state_dict()
-    state["grid.axis_0"] = state["grid.axis_0"].flip(0)
-    kernel.load_state_dict(state)
+    state = other.grid.state_dict()
+    state["axis_0"] = state["axis_0"].flip(0)
+    with pytest.raises(ValueError, match=r"state_dict: grid\.axis_0 is not axis 0 of this model's grid"):
+        kernel.load_state_dict({**other.state_dict(), "grid.axis_0": state["axis_0"]})
+    kernel.grid.load_state_dict(state)  # whoever insists
     assert torch.equal(kernel(x).evaluate_kernel().row_index, kernel.grid.index_of(x))
     assert torch.allclose(kernel(x).to_dense(), product(kernel, x, x), **EXACT)
-    state["grid.axis_0"] = state["grid.axis_0"] + 0.01
-    kernel.load_state_dict(state)  # x is off the grid now
+    state["axis_0"] = state["axis_0"] + 0.01
+    kernel.grid.load_state_dict(state)  # x is off the grid now
     assert torch.allclose(kernel(x).to_dense(), product(kernel, x, x), **EXACT)
     assert torch.allclose(kernel(x, kernel.grid.points()).to_dense(), product(kernel, x, kernel.grid.points()), **EXACT)
 
