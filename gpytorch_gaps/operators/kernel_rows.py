@@ -1,12 +1,12 @@
 """A covariance without structure, too large to hold: its rows are worked out when they are wanted."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from gpytorch import Module
 from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
-from linear_operator.utils.getitem import _noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
@@ -34,15 +34,15 @@ class KernelRowsOperator(LinearOperator):
         batch = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.kernel.batch_shape)
         return torch.Size((*batch, self.x1.size(-2), self.x2.size(-2)))
 
-    def _rows(self, rows: slice) -> Tensor:
-        return to_dense(Module.__call__(self.kernel, self.x1[..., rows, :], self.x2, **self.params))
+    def _parts(self) -> Iterator[Tensor]:
+        """Some rows after the other. shape: (*batch, q, M) each"""
+        size = int(max(1, settings.prediction_memory.value() // (32 * self.shape[:-2].numel() * self.x2.size(-2))))
+        for start in range(0, max(1, self.size(-2)), size):
+            rows = self.x1[..., start : start + size, :]
+            yield to_dense(Module.__call__(self.kernel, rows, self.x2, **self.params))
 
     def _matmul(self, rhs: Tensor) -> Tensor:
-        size = int(max(1, settings.prediction_memory.value() // (32 * self.shape[:-2].numel() * self.x2.size(-2))))
-        starts = range(0, self.size(-2), size)
-        return torch.cat(
-            [self._rows(slice(start, start + size)) @ rhs for start in starts], -2 if rhs.dim() > 1 else -1
-        )
+        return torch.cat([part @ rhs for part in self._parts()], -2 if rhs.dim() > 1 else -1)
 
     def _transpose_nonbatch(self) -> "KernelRowsOperator":
         return KernelRowsOperator(self.x2, self.x1, kernel=self.kernel, params=self.params)
@@ -72,4 +72,4 @@ class KernelRowsOperator(LinearOperator):
         return KernelRowsOperator(x1, self.x2, kernel=self.kernel, params=self.params)
 
     def to_dense(self) -> Tensor:
-        return self._rows(_noop_index).expand(self.shape)
+        return torch.cat(list(self._parts()), -2).expand(self.shape)

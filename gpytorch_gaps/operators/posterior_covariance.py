@@ -197,8 +197,9 @@ class PosteriorCovarianceOperator(LinearOperator):
         prior, columns = to_dense(self.prior), to_dense(self.cross).mT
         with self.snapshot.restored():
             weights = self._weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach()).to(self.dtype)
-            half = weights.mT @ columns
-            return prior - (half + half.mT - weights.mT @ (self.train @ weights))
+            # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
+            half = weights.mT @ (columns - 0.5 * (self.train @ weights))
+            return prior - (half + half.mT)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """By Cholesky, whatever the size: a Lanczos root loses a third of the variance."""

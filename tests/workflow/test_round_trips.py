@@ -27,13 +27,29 @@ def make(case):
 
 
 def blank(case):
-    """The same model at its defaults, on a grid that lies elsewhere."""
-    model = CASES[case](small=True).ours
-    for module in model.modules():
+    """The same model at its defaults."""
+    return CASES[case](small=True).ours
+
+
+@cases
+def test_the_state_of_another_grid_is_refused(case):
+    """Data and axes would no longer belong together; hyperparameters alone are welcome."""
+    model, x = make(case)
+    twin = blank(case)
+    for module in twin.modules():
         if isinstance(module, gaps.CartesianGrid):
             for axis in module.axes:
                 axis.mul_(3.0)
-    return model
+    elsewhere = twin.state_dict()
+    other = blank(case)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(ValueError, match="is not axis 0 of this model's grid"):
+        other.load_state_dict(elsewhere)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items() if ".grid." in name)
+    learned = {name: value for name, value in model.state_dict().items() if ".grid." not in name}
+    other.load_state_dict(learned, strict=False)
+    for got, expected in zip(predictions(other, x), predictions(model, x), strict=True):
+        assert torch.allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
 def predictions(model, x):
