@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, TestPoints
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, PredictionPoints
 
 
 class GappyGridPredictionStrategy(DefaultPredictionStrategy):
@@ -69,7 +69,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             train = train.representation_tree()(*(tensor.detach() for tensor in train.representation()))
         return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=self._test_points(cross))
 
-    def _test_points(self, cross: LinearOperator) -> TestPoints | None:
+    def _test_points(self, cross: LinearOperator) -> PredictionPoints | None:
         """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
         prior = self.train_prior_dist.lazy_covariance_matrix
         x, found = row_points(cross), grid_points(prior)
@@ -80,7 +80,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             return None
         cells = kernel.cells_of(x)
         here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
-        return TestPoints(x, train_x, cells.index if cells is not None and here else None)
+        return PredictionPoints(x, train_x, cells.index if cells is not None and here else None)
 
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any

@@ -137,22 +137,26 @@ class LowRankPreconditioner:
             low_rank = low_rank + self.root @ (self.root.mT @ wide)
         return (low_rank + self.diagonal.unsqueeze(-1) * wide).to(x.dtype)
 
-    def explained(self, cells: Tensor) -> Tensor:
-        """``diag(H F' P^-1 F H')`` with ``H = Φ C`` the basis at any cells of the grid: what P explains there.
+    def explained(self, basis: Tensor) -> Tensor:
+        """``diag(H F' P^-1 F H')`` with ``H = Φ C``, Φ the basis at any points: what P explains there.
 
         With ``Φ B = H B^-1`` it is ``|Φ B|^2 - |Φ B (I + B G B)^-1/2|^2``, row by row. Without R. shape: (*batch, q)
         """
         assert self.root is None
-        scaled = self.basis_at(cells) * self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-2)
+        scaled = basis * self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-2)
         left = torch.linalg.solve_triangular(self._cholesky, scaled.mT, upper=False)
         return scaled.square().sum(-1) - left.square().sum(-2)
 
     def basis_at(self, cells: Tensor) -> Tensor:
         """Φ: the eigenvectors at any cells of the grid. shape: (*batch, q, p)"""
-        value = self.vectors[0].new_ones(())
-        shape = tuple(q.size(-2) for q in self.vectors)
-        for q, rows, columns in zip(self.vectors, unravel(cells, shape), self._local, strict=True):
-            value = value * q[..., rows, :][..., columns]
+        rows = unravel(cells, tuple(q.size(-2) for q in self.vectors))
+        return self.basis_from([q[..., own, :] for q, own in zip(self.vectors, rows, strict=True)])
+
+    def basis_from(self, tables: Sequence[Tensor]) -> Tensor:
+        """Φ from the columns in use of each axis, at the points. shape: (*batch, q, r_i) each -> (*batch, q, p)"""
+        value = tables[0][..., self._local[0]]
+        for table, columns in zip(tables[1:], self._local[1:], strict=True):
+            value = value * table[..., columns]
         return value
 
     def logdet(

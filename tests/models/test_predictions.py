@@ -450,7 +450,21 @@ def test_variances_without_solves():
             assert torch.allclose(posterior[3:40].variance, variance[some], atol=tolerance)
 
 
-@pytest.mark.parametrize("where", ["scattered", "a finer grid", "differentiated", "a method", "a rank"])
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-7])
+@pytest.mark.parametrize("where", ["scattered", "a finer grid"])
+def test_variances_without_solves_off_the_grid(where, tolerance):
+    """By the extension of eigenvectors to other points."""
+    ours, plain, grid = models(smooth=True)
+    x = test_points(grid)[where]
+    with torch.no_grad(), MAX_CHOLESKY(0), settings.solve_tolerance(tolerance), gaps.record_solves() as solves:
+        variance = ours(x).variance
+    assert "variances without solves" in solves[-1].reason
+    with torch.no_grad(), MAX_CHOLESKY(800):
+        expected = plain(x).variance
+    assert torch.allclose(variance, expected, rtol=10 * tolerance, atol=tolerance * float(ours.likelihood.noise))
+
+
+@pytest.mark.parametrize("where", ["differentiated", "a method", "a rank"])
 def test_where_variances_take_solves(where):
     ours, _, grid = models(smooth=True)
     x = test_points(grid).get(where, grid.points())

@@ -29,7 +29,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumAddedDiagOperator,
     SelectedKroneckerSumOperator,
 )
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, TestPoints
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, PredictionPoints
 from gpytorch_gaps.reports import NotConvergedWarning
 from tests import _dense as dense
 
@@ -787,7 +787,7 @@ class Posterior:
 
     def where_they_are(self):
         x = torch.cartesian_prod(*self.axes)
-        return TestPoints(x[self.cells], x[self.index], self.cells)
+        return PredictionPoints(x[self.cells], x[self.index], self.cells)
 
     def operator(self, **kwargs):
         train, cross, prior = [], [], []
