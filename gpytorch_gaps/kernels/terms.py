@@ -12,7 +12,7 @@ covariances densely. :func:`teach_sums_and_products` has them walked instead, by
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -31,6 +31,8 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
+from gpytorch_gaps.kernels.host import Host, find_host, hosts_in, pick, restricted
+from gpytorch_gaps.kernels.lift import lift
 from gpytorch_gaps.operators import (
     KernelRowsOperator,
     KhatriRaoOperator,
@@ -38,51 +40,6 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumOperator,
 )
 from gpytorch_gaps.operators._base import same_cells
-from gpytorch_gaps.solvers.memo import Memo
-
-_memo = Memo(size=64)  # columns that kernels are restricted to, as numbers
-
-
-@dataclass(frozen=True)
-class Host:
-    """A grid kernel found among others, and the input columns that it sees, in its order."""
-
-    kernel: GappyGridKernel
-    columns: tuple[int, ...]
-
-    def points(self, x: Tensor) -> Tensor:
-        """The columns of x that are the grid's."""
-        return _pick(x, self.columns)
-
-
-def _pick(x: Tensor, columns: Sequence[int]) -> Tensor:
-    """Some columns of x, without an index that would have to be copied to its device."""
-    if tuple(columns) == tuple(range(x.size(-1))):
-        return x
-    return torch.stack([x[..., column] for column in columns], -1)
-
-
-def find_host(kernel: Kernel, columns: tuple[int, ...]) -> Host | None:
-    """The first grid kernel inside `kernel`, whose inputs are the given columns of the original ones."""
-    return next(_hosts(kernel, columns), None)
-
-
-def _hosts(kernel: Kernel, columns: tuple[int, ...]) -> Iterator[Host]:
-    if isinstance(kernel, GappyGridKernel):
-        yield Host(kernel, columns)
-    elif isinstance(kernel, ScaleKernel):
-        yield from _hosts(kernel.base_kernel, columns)
-    elif isinstance(kernel, AdditiveKernel | ProductKernel):
-        for child in kernel.kernels:
-            yield from _hosts(child, _restricted(child, columns))
-
-
-def _restricted(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
-    """The columns that a kernel called on `columns` picks."""
-    if kernel.active_dims is None:
-        return columns
-    active = _memo.get("active", (kernel.active_dims,), kernel.active_dims.tolist)
-    return tuple(columns[i] for i in active)
 
 
 def grid_points(covariance: LinearOperator) -> tuple[GappyGridKernel, Tensor] | None:
@@ -110,7 +67,7 @@ def _hosts_of(covariance: LinearOperator) -> Iterator[Host]:
         for part in covariance.linear_ops:
             yield from _hosts_of(part)
     elif isinstance(covariance, LazyEvaluatedKernelTensor):
-        yield from _hosts(covariance.kernel, tuple(range(covariance.x1.size(-1))))
+        yield from hosts_in(covariance.kernel, tuple(range(covariance.x1.size(-1))))
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
@@ -203,24 +160,27 @@ class _Walk:
             scale = kernel.outputscale[..., None, None]
             return [term.mul(scale) for term in self.terms(kernel.base_kernel, columns, in_product)]
         if isinstance(kernel, AdditiveKernel):
-            children = [(child, _restricted(child, columns)) for child in kernel.kernels]
+            children = [(child, restricted(child, columns)) for child in kernel.kernels]
             return [term for child, own in children for term in self.terms(child, own, in_product)]
         if isinstance(kernel, ProductKernel):
             first, *others = [
-                self.terms(child, _restricted(child, columns), in_product=True) for child in kernel.kernels
+                self.terms(child, restricted(child, columns), in_product=True) for child in kernel.kernels
             ]
             for other in others:
                 first = [hadamard(a, b) for a in first for b in other]
             return first
         # a low-rank kernel by itself is cheapest as it is, but its product with a Kronecker one is only that if lifted
         is_linear = type(kernel) is LinearKernel
-        lifted = [] if is_linear and not in_product else _lift(kernel, columns, self.host)
+        lifted = [] if is_linear and not in_product else lift(kernel, columns, self.host)
         if lifted:
             points = self.host.points(self.x1), self.host.points(self.x2)
             return [_evaluate(part, *points, self.params) for part in lifted]
-        x1, x2 = _pick(self.x1, columns), _pick(self.x2, columns)
+        x1, x2 = pick(self.x1, columns), pick(self.x2, columns)
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())
-        if differentiable or type(kernel) is LinearKernel or KernelRowsOperator.is_small(x1, x2):
+        if type(kernel) is LinearKernel or KernelRowsOperator.is_small(x1, x2):
+            return [_evaluate(kernel, x1, x2, self.params)]
+        if differentiable:
+            _warn_if_large(x1.size(-2), x2.size(-2), x1.dtype)
             return [_evaluate(kernel, x1, x2, self.params)]
         return [KernelRowsOperator(x1, x2, kernel=kernel, params=self.params)]
 
@@ -241,81 +201,17 @@ def hadamard(first: LinearOperator, second: LinearOperator) -> LinearOperator:
         alike = a.col_shape == b.col_shape and a.transposed == b.transposed
         if alike and same_cells(a.col_index, b.col_index):
             return a.with_factors([f * g for f, g in zip(a.factors, b.factors, strict=True)])
-    _warn_if_large(first)
+    _warn_if_large(first.size(-2), first.size(-1), first.dtype)
     return to_linear_operator(to_dense(first) * to_dense(second))
 
 
-def _warn_if_large(op: LinearOperator) -> None:
-    needed, allowed = op.shape.numel() * op.dtype.itemsize, settings.prediction_memory.value()
+def _warn_if_large(rows: int, columns: int, dtype: torch.dtype) -> None:
+    needed, allowed = rows * columns * dtype.itemsize, settings.prediction_memory.value()
     if needed > allowed:
         warnings.warn(
-            f"a product of kernels without a common grid is formed densely: {needed / 2**30:.1f} GiB for a matrix of "
-            f"{op.size(-2)} x {op.size(-1)}, beyond prediction_memory of {allowed / 2**30:.1f} GiB. Try: kernels on "
-            "the columns of one axis each, inside GappyGridKernel.",
+            f"kernels without a common grid are formed densely: {needed / 2**30:.1f} GiB for a matrix of {rows} x "
+            f"{columns}, beyond prediction_memory of {allowed / 2**30:.1f} GiB. Try: kernels on the columns of one "
+            "axis each, inside GappyGridKernel.",
             ResourceWarning,
             stacklevel=2,
         )
-
-
-# -- kernels on the columns of one axis ------------------------------------------------------------------------------
-
-
-class _One(Kernel):
-    """``k(x, x') = 1``."""
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        shape = (x1.size(-2),) if diag else (x1.size(-2), x2.size(-2))
-        return torch.ones(shape, dtype=x1.dtype, device=x1.device)
-
-
-class _OnColumns(Kernel):
-    """A kernel applied to some columns of an axis, in a given order, instead of its own `active_dims`."""
-
-    def __init__(self, kernel: Kernel, columns: Sequence[int]) -> None:
-        super().__init__()
-        self.kernel, self._columns = kernel, list(columns)
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
-        first, second = _pick(x1, self._columns), _pick(x2, self._columns)
-        return Module.__call__(self.kernel, first, second, diag=diag, **params)
-
-
-class _LinearPart(Kernel):
-    """A linear kernel's share of some of its columns."""
-
-    def __init__(self, kernel: LinearKernel, local: Sequence[int], of_kernel: Sequence[int]) -> None:
-        super().__init__()
-        self.kernel, self._local, self._of_kernel = kernel, list(local), list(of_kernel)
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        variance = self.kernel.variance  # shape: (*batch, 1, 1 or columns)
-        variance = variance if variance.size(-1) == 1 else _pick(variance, self._of_kernel)
-        first, second = _pick(x1, self._local) * variance, _pick(x2, self._local)
-        return (first * second).sum(-1) if diag else first @ second.mT
-
-
-def _lift(kernel: Kernel, columns: tuple[int, ...], host: Host) -> list[GappyGridKernel]:
-    """A kernel on the columns of one axis as a grid kernel that is one on the others; none if it sees several axes."""
-    spans = [host.columns[span] for span in host.kernel.grid.columns]
-    touched = [axis for axis, own in enumerate(spans) if set(columns) & set(own)]
-    if not set(columns) <= set(host.columns):
-        return []
-    if len(touched) == 1:
-        (axis,) = touched
-        return [_with_ones(host, axis, _OnColumns(kernel, [spans[axis].index(column) for column in columns]))]
-    if type(kernel) is not LinearKernel:
-        return []
-    parts = []
-    for axis in touched:
-        own = [(spans[axis].index(column), i) for i, column in enumerate(columns) if column in spans[axis]]
-        local, of_kernel = zip(*own, strict=True)
-        parts.append(_with_ones(host, axis, _LinearPart(kernel, local, of_kernel)))
-    return parts
-
-
-def _with_ones(host: Host, axis: int, kernel: Kernel) -> GappyGridKernel:
-    kernels: list[Kernel] = [_One() for _ in host.kernel.grid.axes]
-    kernels[axis] = kernel
-    lifted = GappyGridKernel(kernels, host.kernel.grid)
-    lifted._lookups = host.kernel._lookups
-    return lifted
