@@ -11,6 +11,7 @@ def test_demo_solves_by_every_method_and_writes_a_picture(tmp_path, capsys):
     printed = capsys.readouterr().out
     for method in ("auto", "fill", "ignore", "penalize", "cholesky"):
         assert method in printed
+    assert "95 % intervals cover" in printed
     assert str(picture) in printed
 
 
