@@ -6,9 +6,9 @@
 - fill-gaps: its conditioning depends on the shape of the gaps, which is not known beforehand. For scattered gaps it
   is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of
   the prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2``
-  is the edge of the Jacobi ensemble. Gaps shaped like clouds may need hundreds of iterations. So it is given no more
-  than the cost of the alternative, which then takes over from its iterate: the total is at most twice the better of
-  the two.
+  is the edge of the Jacobi ensemble. Inside a cloud beta is nearer to one, and what counts is the gappiness as gaps
+  see it; clouds may still need hundreds of iterations. So fill-gaps is given no more than the cost of the
+  alternative, which then takes over from its iterate: the total is at most twice the better of the two.
 """
 
 import math
@@ -68,7 +68,7 @@ def choose_plans(
 def fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int) -> Plan:
     """Fill-gaps, with the iterations it should need if the gaps are scattered."""
     products, noise = system.eigen().products, system.noise
-    beta = 1.0 - system.num_train / system.num_cells
+    beta = system.local_gappiness
     # the worst of the batch
     alpha = float((products / (products + noise)).nan_to_num(1.0).mean(-1).max())
     spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())

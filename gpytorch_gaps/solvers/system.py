@@ -21,6 +21,7 @@ from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 
+_NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 
 
@@ -100,6 +101,33 @@ class GapSystem:
         gaps = torch.ones(self.num_cells, dtype=torch.bool, device=self.train_index.device)
         gaps[self.train_index] = False
         return gaps.nonzero().squeeze(-1)
+
+    @cached_property
+    def local_gappiness(self) -> float:
+        """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud.
+
+        The 95 % quantile, over the gaps, of the share of gaps among some 25 neighbours; where that is no more than
+        chance would have it, the gappiness of the grid.
+        """
+        gaps = self.gap_index
+        if not len(gaps):
+            return 0.0
+        overall = len(gaps) / self.num_cells
+        reach = max(1, round(_NEIGHBOURS ** (1.0 / len(self.shape)) / 2))
+        found = torch.zeros(self.num_cells, dtype=torch.float64, device=gaps.device)
+        found[gaps] = 1.0
+        found = found.reshape(self.shape)
+        cells = torch.ones((), dtype=torch.float64, device=gaps.device)
+        for axis, size in enumerate(self.shape):
+            place = torch.arange(size, device=gaps.device)
+            first, last = (place - reach).clamp_min(0), (place + reach + 1).clamp_max(size)
+            sums = torch.cat([torch.zeros_like(found.narrow(axis, 0, 1)), found.cumsum(axis)], axis)
+            found = sums.index_select(axis, last) - sums.index_select(axis, first)
+            cells = cells * (last - first).view([-1 if i == axis else 1 for i in range(len(self.shape))])
+        share = ((found - 1.0) / (cells - 1.0).clamp_min(1.0)).flatten()[gaps]  # a gap is no neighbour of its own
+        high = float(share.kthvalue(math.ceil(0.95 * len(gaps))).values)
+        chance = 3.0 * math.sqrt(overall * (1.0 - overall) / max(1.0, float(cells.max()) - 1.0))
+        return high if high > overall + chance else overall
 
     @cached_property
     def rotation_flops(self) -> float:

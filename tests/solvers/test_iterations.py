@@ -9,6 +9,7 @@ import torch
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
+from tests import _dense as dense
 
 SHAPE, NOISE = (250, 150), 1e-4
 
@@ -89,9 +90,36 @@ def test_auto_is_within_twice_the_best(kernel, kind, rivals, response):
     assert chosen.reason
 
 
-def test_auto_leaves_fill_gaps_in_time():
-    """Rough kernel, cloud-shaped gaps: fill-gaps looks cheap and does not converge; the reserve takes over."""
+def test_auto_sees_clouds():
+    """Rough kernel, cloud-shaped gaps: fill-gaps does not converge there, and is not tried."""
     chosen = solve("Matern-3/2", "cloud", "white", "auto")
+    assert chosen.method == "ignore"
+    assert "fill" not in chosen.reason
+    assert chosen.flops <= 1.5 * solve("Matern-3/2", "cloud", "white", "ignore", 1000).flops
+
+
+def test_auto_leaves_fill_gaps_in_time(monkeypatch):
+    """Where fill-gaps only looks cheap, as clouds would to one who counts gaps, the reserve takes over."""
+    counted = property(lambda system: 1.0 - system.num_train / system.num_cells)
+    monkeypatch.setattr(GapSystem, "local_gappiness", counted)
+    chosen = solve.__wrapped__("Matern-3/2", "cloud", "white", "auto")
     assert chosen.method == "ignore"
     assert "fill stopped at" in chosen.reason
     assert chosen.flops <= 3 * solve("Matern-3/2", "cloud", "white", "ignore", 1000).flops
+
+
+def _gappiness_seen(shape, pattern, fraction):
+    index = dense.observed(pattern, shape, fraction)
+    factors = [torch.eye(size, dtype=torch.float64) for size in shape]
+    return GapSystem(factors, index, torch.ones(1, dtype=torch.float64)).local_gappiness
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("shape", [(60, 70), (15, 16, 17), (400,)])
+def test_scattered_gaps_look_as_many_as_they_are(shape, fraction):
+    assert _gappiness_seen(shape, "random", fraction) == pytest.approx(fraction, abs=0.01)
+
+
+def test_blocks_of_gaps_look_like_nothing_else():
+    assert _gappiness_seen((60, 70), "block", 0.3) > 0.9
+    assert _gappiness_seen((60, 70), "none", 0.0) == 0.0
