@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
+from gpytorch_gaps.functions.dense_logdet import dense_logdet, logdet_from
 from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.products import kron_diagonal
@@ -34,11 +35,6 @@ def data_side_logdet(factors: Sequence[Tensor], train_index: Tensor, noise: Tens
     matrix = kron_block([factor.double() for factor in factors], train_index, train_index)
     diagonal = noise.double().expand(*noise.shape[:-1], len(train_index))
     return dense_logdet(matrix + torch.diag_embed(diagonal))
-
-
-def dense_logdet(matrix: Tensor) -> Tensor:
-    """``log|A|`` of a symmetric positive definite matrix. Differentiable. shape: (*batch, n, n) -> batch"""
-    return _DenseLogdet.apply(matrix)
 
 
 def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
@@ -58,22 +54,6 @@ def grid_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> 
     return (products + noise.double()).log().sum(-1)
 
 
-class _DenseLogdet(Function):
-    """``log|A|`` by Cholesky; its gradient is ``A^-1``, at a third of the cost of differentiating the factorisation."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
-        cholesky = psd_safe_cholesky(matrix)
-        ctx.save_for_backward(cholesky)
-        return _logdet_from(cholesky)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        refuse_second_order()
-        (cholesky,) = ctx.saved_tensors
-        return grad_outputs[0][..., None, None] * torch.cholesky_inverse(cholesky)
-
-
 class _GapBlockLogdet(Function):
     """``log|V A^-1 V'|`` by Cholesky ``S = C C'``; the gradient of ``-sum_c b_c' A b_c`` with ``b = A^-1 V' C^-T``."""
 
@@ -82,7 +62,7 @@ class _GapBlockLogdet(Function):
         cholesky = psd_safe_cholesky(system.gap_matrix())
         ctx.system = system
         ctx.save_for_backward(cholesky, noise, *factors)
-        return _logdet_from(cholesky)
+        return logdet_from(cholesky)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -101,7 +81,3 @@ class _GapBlockLogdet(Function):
             factor_grads = [total - grad for total, grad in zip(factor_grads, grads, strict=True)]
             noise_grad -= (weight * columns.square()).sum((-2, -1)).unsqueeze(-1).sum_to_size(noise.shape)
         return None, noise_grad, *factor_grads
-
-
-def _logdet_from(cholesky: Tensor) -> Tensor:
-    return 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -20,7 +20,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.logdet.exact import dense_logdet
+from gpytorch_gaps.functions.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator

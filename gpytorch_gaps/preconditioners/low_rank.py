@@ -20,6 +20,7 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gpytorch_gaps.functions.dense_logdet import dense_logdet, logdet_from
 from gpytorch_gaps.kronecker.gram import masked_gram, pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells, unravel
@@ -167,9 +168,9 @@ class LowRankPreconditioner:
         coefficients = self.coefficients if coefficients is None else coefficients
         diagonal = self.diagonal if diagonal is None else diagonal
         root = self.root if root is None else root
-        factor = self._cholesky if own else psd_safe_cholesky(self._core(coefficients, diagonal, root))
+        inner = logdet_from(self._cholesky) if own else dense_logdet(self._core(coefficients, diagonal, root))
         rows = len(self.index) if diagonal.size(-1) == 1 else 1
-        return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + rows * diagonal.log().sum(-1)
+        return inner + rows * diagonal.log().sum(-1)
 
 
 def _same_batch(*matrices: Tensor) -> list[Tensor]:
