@@ -6,7 +6,7 @@ covariances densely. :func:`teach_sums_and_products` has them walked instead, by
     sums        their terms, side by side
     scales      their term, scaled
     products    each term of one times each term of the other, entry by entry: Kronecker times Kronecker is Kronecker,
-                factor by factor; else dense
+                factor by factor; else dense, or made row by row
     any other   on the columns of one axis, it is a Kronecker product with ones; else as GPyTorch evaluates it. A
                 linear kernel of several axes is a sum of linear kernels of one
 """
@@ -167,7 +167,10 @@ class _Walk:
                 self.terms(child, restricted(child, columns), in_product=True) for child in kernel.kernels
             ]
             for other in others:
-                first = [hadamard(a, b) for a in first for b in other]
+                pairs = [(a, b) for a in first for b in other]
+                if not all(_have_structure(a, b) for a, b in pairs) and not self._may_be_dense(kernel):
+                    return [self._by_rows(kernel, columns)]
+                first = [hadamard(a, b) for a, b in pairs]
             return first
         # a low-rank kernel by itself is cheapest as it is, but its product with a Kronecker one is only that if lifted
         is_linear = type(kernel) is LinearKernel
@@ -175,14 +178,21 @@ class _Walk:
         if lifted:
             points = self.host.points(self.x1), self.host.points(self.x2)
             return [_evaluate(part, *points, self.params) for part in lifted]
-        x1, x2 = pick(self.x1, columns), pick(self.x2, columns)
-        differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())
-        if type(kernel) is LinearKernel or KernelRowsOperator.is_small(x1, x2):
-            return [_evaluate(kernel, x1, x2, self.params)]
-        if differentiable:
-            _warn_if_large(x1.size(-2), x2.size(-2), x1.dtype)
-            return [_evaluate(kernel, x1, x2, self.params)]
-        return [KernelRowsOperator(x1, x2, kernel=kernel, params=self.params)]
+        if type(kernel) is LinearKernel or self._may_be_dense(kernel):
+            return [_evaluate(kernel, pick(self.x1, columns), pick(self.x2, columns), self.params)]
+        return [self._by_rows(kernel, columns)]
+
+    def _may_be_dense(self, kernel: Kernel) -> bool:
+        """Whether a covariance without structure is formed at once: it is small, or must be differentiated."""
+        if KernelRowsOperator.is_small(self.x1, self.x2):
+            return True
+        if not (torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())):
+            return False
+        _warn_if_large(self.x1.size(-2), self.x2.size(-2), self.x1.dtype)
+        return True
+
+    def _by_rows(self, kernel: Kernel, columns: tuple[int, ...]) -> KernelRowsOperator:
+        return KernelRowsOperator(pick(self.x1, columns), pick(self.x2, columns), kernel=kernel, params=self.params)
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator:
@@ -191,18 +201,21 @@ def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) ->
 
 
 def hadamard(first: LinearOperator, second: LinearOperator) -> LinearOperator:
-    """The product entry by entry, with as much structure as is left."""
-    a, b = first, second
+    """The product entry by entry: factor by factor where both have factors, else dense."""
+    if not _have_structure(first, second):
+        return to_linear_operator(to_dense(first) * to_dense(second))
+    return first.with_factors([f * g for f, g in zip(first.factors, second.factors, strict=True)])
+
+
+def _have_structure(a: LinearOperator, b: LinearOperator) -> bool:
+    """Whether two covariances are of the same cells of the same grid, or of the same points with these."""
     if isinstance(a, SelectedKroneckerOperator) and isinstance(b, SelectedKroneckerOperator):
         alike = a.row_shape == b.row_shape and a.col_shape == b.col_shape
-        if alike and same_cells(a.row_index, b.row_index) and same_cells(a.col_index, b.col_index):
-            return a.with_factors([f * g for f, g in zip(a.factors, b.factors, strict=True)])
+        return alike and same_cells(a.row_index, b.row_index) and same_cells(a.col_index, b.col_index)
     if isinstance(a, KhatriRaoOperator) and isinstance(b, KhatriRaoOperator):
         alike = a.col_shape == b.col_shape and a.transposed == b.transposed
-        if alike and same_cells(a.col_index, b.col_index):
-            return a.with_factors([f * g for f, g in zip(a.factors, b.factors, strict=True)])
-    _warn_if_large(first.size(-2), first.size(-1), first.dtype)
-    return to_linear_operator(to_dense(first) * to_dense(second))
+        return alike and same_cells(a.col_index, b.col_index)
+    return False
 
 
 def _warn_if_large(rows: int, columns: int, dtype: torch.dtype) -> None:
