@@ -32,7 +32,7 @@ def choose_logdet(
     """
     rows, gaps = system.num_train, system.num_cells - system.num_train
     # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
-    side = "gaps" if system.fillable and gaps < rows and rows > min(_CHEAP_CHOLESKY, max_cholesky) else "data"
+    side = "gaps" if system.fillable and gaps < rows and rows > _CHEAP_CHOLESKY else "data"
     size = gaps if side == "gaps" else rows
     if method == "exact" or (method == "auto" and size <= max_cholesky):
         return "exact", side
