@@ -19,10 +19,11 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.fit import _Plateau, _Run, fit
+from gpytorch_gaps.fit import _Plateau, fit
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.reports import LogdetReport, SolveRecord, SolveReport, record_solves
+from gpytorch_gaps.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -666,7 +667,7 @@ def test_a_resumed_run_interrupted_in_its_first_step_loses_nothing(tmp_path):
 
 def test_a_step_interrupted_once_accounted_for_is_undone(tmp_path, monkeypatch):
     path, taken = tmp_path / "run.pt", []
-    true_snapshot = _Run.snapshot
+    true_snapshot = Run.snapshot
 
     def snapshot(run):
         taken.append(1)
@@ -674,7 +675,7 @@ def test_a_step_interrupted_once_accounted_for_is_undone(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return true_snapshot(run)
 
-    monkeypatch.setattr(_Run, "snapshot", snapshot)
+    monkeypatch.setattr(Run, "snapshot", snapshot)
     with pytest.raises(KeyboardInterrupt) as caught:
         quiet(make(), 6, checkpoint=path)
     assert {len(values) for values in caught.value.history.as_dict().values()} == {2}

@@ -88,6 +88,11 @@ class KroneckerEigen:
         return kron_matmul(self.vectors, kron_matmul(self.transposed, x) / spectrum)
 
 
+def if_thin(known: KroneckerEigen | None) -> KroneckerEigen | None:
+    """A decomposition by whose roots products are better taken, where one is known."""
+    return known if known is not None and known.is_thin else None
+
+
 def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
     """Eigen-decomposition of every factor, in float64 whatever their precision. Cost: sum m_i^3.
 

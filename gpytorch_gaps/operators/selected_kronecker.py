@@ -15,7 +15,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.functions.bilinear import thin_bilinear_gradient
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
@@ -85,9 +85,9 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         """Of smooth kernels by way of their roots, where these are known from a solve; else as upstream."""
-        eigen = self.shared_eigen().get("eigen")
+        eigen = if_thin(self.shared_eigen().get("eigen"))
         wanted = any(factor.requires_grad for factor in self.factors)
-        if eigen is None or not eigen.is_thin or not wanted or not self.is_symmetric:
+        if eigen is None or not wanted or not self.is_symmetric:
             return super()._bilinear_derivative(left_vecs, right_vecs)
         cells = math.prod(self.row_shape)
         left, right = (spread_cells(vectors, self.row_index, cells) for vectors in (left_vecs, right_vecs))

@@ -15,7 +15,14 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, columns_in_use, kron_eigh, largest_left_out, leading_products
+from gpytorch_gaps.kronecker.eigen import (
+    KroneckerEigen,
+    columns_in_use,
+    if_thin,
+    kron_eigh,
+    largest_left_out,
+    leading_products,
+)
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
@@ -43,15 +50,13 @@ class KroneckerTerm:
 
     @property
     def product_flops(self) -> float:
-        known = self._shared.get("eigen")
-        if known is not None and known.is_thin:
-            return known.root_flops
-        return float(kron_matmul_flops([(size, size) for size in self.shape], 1))
+        thin = if_thin(self._shared.get("eigen"))
+        return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in float64. shape: (*batch, M, C)"""
-        known = self._shared.get("eigen")
-        return known.matmul(grid) if known is not None and known.is_thin else kron_matmul(self.factors, grid)
+        thin = if_thin(self._shared.get("eigen"))
+        return kron_matmul(self.factors, grid) if thin is None else thin.matmul(grid)
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""

@@ -16,7 +16,7 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh, largest_left_out, leading_products
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_products
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
@@ -137,8 +137,8 @@ class GapSystem:
     @property
     def product_flops(self) -> float:
         """FLOPs of one product with K and one column, as :meth:`kernel_matmul` takes it."""
-        eigen = self._shared.get("eigen")
-        return eigen.root_flops if eigen is not None and eigen.is_thin else self.rotation_flops
+        thin = if_thin(self._shared.get("eigen"))
+        return self.rotation_flops if thin is None else thin.root_flops
 
     # -- products ----------------------------------------------------------------------------------------------------
 
@@ -170,10 +170,9 @@ class GapSystem:
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""
         grid = spread_cells(x, columns, self.num_cells)
-        known = self._shared.get("eigen")
-        if known is not None and known.is_thin:
-            return select_cells(self.eigen(x.dtype).matmul(grid), rows)
-        return select_cells(kron_matmul(self.factors(x.dtype), grid), rows)
+        thin = if_thin(self._shared.get("eigen"))
+        image = kron_matmul(self.factors(x.dtype), grid) if thin is None else self.eigen(x.dtype).matmul(grid)
+        return select_cells(image, rows)
 
     def matmul(self, x: Tensor) -> Tensor:
         """``(W K W' + D) x``. shape: (*batch, N, C)"""

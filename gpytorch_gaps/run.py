@@ -1,0 +1,147 @@
+"""A fit under way: its steps, and the states to which it can be put back."""
+
+import copy
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import ExactGP
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gpytorch_gaps.checkpoint import Checkpoint
+from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
+from gpytorch_gaps.reports import SolveRecord, record_solves
+
+
+class Run:
+    """A fit under way: its steps, and the states to which it can be put back."""
+
+    def __init__(self, model: ExactGP, mll: MarginalLogLikelihood, optimizer: Optimizer) -> None:
+        self.model, self.mll, self.optimizer = model, mll, optimizer
+        self.history = History()
+        self._losses: list[float] = []  # of every evaluation in this step
+        self._records: list[SolveRecord] = []  # likewise
+        self.begin()
+
+    def begin(self) -> None:
+        """Takes the present state as the one to go on from, and to fall back to."""
+        self.now = self.last_finite = self.snapshot()
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        noise = _mean_noise(self.model.likelihood)
+        self._records.clear()
+        self._losses.clear()
+        self.optimizer.step(self._evaluate)  # type: ignore[arg-type]  # annotated as float, but documented as Tensor
+        if not self._losses:
+            came, expected = "one that never evaluates the loss", "one whose step(closure) calls the closure"
+            raise ValueError(f"fit: optimizer: got {came}, expected {expected}")
+        self._refuse_non_finite(
+            "parameters", [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        )
+        history = self.history
+        history.noise.append(noise)
+        history.iterations.append(sum(map(count_iterations, self._records)))
+        residuals = [solve.worst_residual for record in self._records for solve in record]
+        history.worst_residual.append(max(residuals, default=None))
+        error = logdet_error(self._records[0])
+        history.standard_error.append(None if error is None else error / history.num_observations)
+        history.seconds.append(time.perf_counter() - started)
+        history.loss.append(self._losses[0])
+        self.now = self.snapshot()
+
+    def _evaluate(self) -> Tensor:
+        """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
+        self.model.zero_grad()
+        try:
+            with record_solves() as record:
+                output = self.model(*self.model.train_inputs)
+                loss = -self.mll(output, self.model.train_targets).sum()
+                if not loss.isfinite():
+                    self._fail(f"the loss is {loss.item()}")
+                self.last_finite = self.now  # later evaluations of a step fall back to its first
+                loss.backward()
+        except (NanError, NotPSDError) as error:
+            self._fail(f"the covariance cannot be factorized: {error}", error)
+        self._losses.append(loss.item())
+        self._records.append(record)
+        self.history.num_observations = output.event_shape.numel()
+        gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        self._refuse_non_finite("gradients", gradients)
+        return loss.detach()
+
+    def latest(self) -> dict[str, Any]:
+        """The last step in a few words, for the bar."""
+        noise = self.history.noise[-1]
+        shown = {"loss": f"{self.history.loss[-1]:.4f}", "CG": self.history.iterations[-1]}
+        return shown if noise is None else {**shown, "noise": f"{noise:.3g}"}
+
+    # -- states to go back to ----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copies of all that the next step depends on."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "step": len(self.history),
+            "model": copy.deepcopy(self.model.state_dict()),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """All but the random state, which is the user's unless a checkpoint is resumed."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def fall_back(self, file: Checkpoint | None) -> None:
+        """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""
+        self.now = self.last_finite
+        self.restore(self.now)
+        self.history.stopped = "interrupted"
+        if file is not None:
+            with suppress(OSError):  # what failed first matters more
+                file.save()
+
+    def interrupt(self, error: BaseException, file: Checkpoint | None) -> None:
+        """Undoes the unfinished step, saves, and tells the exception's reader where things stand."""
+        self.restore(self.now)
+        self.history._cut(self.now["step"])
+        self.history.stopped = "interrupted"
+        saved = ""
+        if file is not None:
+            with suppress(OSError):  # a full disk may be the very error that brought us here
+                file.save()
+                saved = f"; fit(..., checkpoint={str(file.path)!r}) goes on from there"
+        error.add_note(f"fit: interrupted; the model holds the parameters after {len(self.history)} steps{saved}")
+        with suppress(AttributeError):  # exceptions with slots
+            error.history = self.history  # type: ignore[attr-defined]
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def _refuse_non_finite(self, kind: str, named: Sequence[tuple[str, Tensor]]) -> None:
+        if bad := [name for name, tensor in named if not tensor.isfinite().all()]:
+            self._fail(f"{kind} are not finite: {', '.join(bad)}")
+
+    def _fail(self, what: str, cause: Exception | None = None) -> NoReturn:
+        step = len(self.history)
+        trained = [(name, p.detach()) for name, p in self.model.named_parameters() if p.requires_grad]
+        bad = [name for name, p in trained if not p.isfinite().all()]
+        extent = ", ".join(f"{name} in [{p.min():.3g}, {p.max():.3g}]" for name, p in trained[:8] if p.numel())
+        where = f"not finite: {', '.join(bad)}" if bad else extent
+        back = "The parameters are those it started from" if step == 0 else "The last with a finite loss are put back"
+        raise FitError(
+            f"fit, step {step}: {what} (parameters {where}). {back}. Try: a lower lr, torch.float64, or a "
+            "noise_constraint such as GreaterThan(1e-4) on the likelihood; check the targets for NaN.",
+            step,
+            self.history,
+        ) from cause
+
+
+def _mean_noise(likelihood: Any) -> float | None:
+    noise = getattr(likelihood, "noise", None)
+    return float(noise.detach().double().mean()) if isinstance(noise, Tensor) else None
