@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid import CartesianGrid, same_values
 from gpytorch_gaps.kronecker.selection import ravel
 
 _ROOM = 4  # a grid of their own may have so many times as many cells as there are points
@@ -66,7 +66,7 @@ class Lookups:
         """``compute()``, or what it gave before for the same name, grid and points."""
         for known, axes, copies, points, value in self._entries:
             here = known == name and all(a is b for a, b in zip(axes, grid.axes, strict=True))  # a cast makes others
-            if here and _same(points, x) and all(map(_same, copies, axes)):
+            if here and same_values(points, x) and all(map(same_values, copies, axes)):
                 return value
         value = compute()
         copies = tuple(axis.clone() for axis in grid.axes)  # loading a state changes the grid in place
@@ -75,10 +75,3 @@ class Lookups:
 
     def __reduce__(self) -> tuple[type["Lookups"], tuple[int]]:
         return Lookups, (self._size,)
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    if first is second:
-        return True
-    alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
-    return alike and torch.equal(first, second)

@@ -9,7 +9,7 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid
+from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
 
@@ -88,7 +88,7 @@ class GappyGridKernel(Kernel):
 
     def _covariance(self, x1: Tensor, x2: Tensor, **params: Any) -> Tensor | LinearOperator:
         """Of unbatched points. shape: (N, D) and (Q, D) -> (*batch, N, Q)"""
-        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        same = same_values(x1, x2)
         # a derivative with respect to the points themselves does not survive a look-up
         free1, free2 = x1.requires_grad and torch.is_grad_enabled(), x2.requires_grad and torch.is_grad_enabled()
         rows = None if free1 else self.cells_of(x1, training=same)

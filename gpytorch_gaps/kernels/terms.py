@@ -30,6 +30,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.grid import same_values
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
 from gpytorch_gaps.kernels.host import Host, find_host, hosts_in, pick, restricted
 from gpytorch_gaps.kernels.lift import lift
@@ -56,7 +57,7 @@ def on_one_grid(covariance: LinearOperator) -> bool:
     """Whether all grid kernels of a lazily evaluated covariance agree on what a cell is: same columns, same axes."""
     first, *others = _hosts_of(covariance)
     return all(
-        host.columns == first.columns and all(map(_same, host.kernel.grid.axes, first.kernel.grid.axes))
+        host.columns == first.columns and all(map(same_values, host.kernel.grid.axes, first.kernel.grid.axes))
         for host in others
         if host.kernel.grid is not first.kernel.grid or host.columns != first.columns
     )
@@ -68,10 +69,6 @@ def _hosts_of(covariance: LinearOperator) -> Iterator[Host]:
             yield from _hosts_of(part)
     elif isinstance(covariance, LazyEvaluatedKernelTensor):
         yield from hosts_in(covariance.kernel, tuple(range(covariance.x1.size(-1))))
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return first is second or (first.shape == second.shape and torch.equal(first, second))
 
 
 def row_points(covariance: LinearOperator) -> Tensor | None:
@@ -106,7 +103,7 @@ def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[s
     terms = [term if term.batch_shape == batch else term.expand(*batch, *term.matrix_shape) for term in terms]
     if len(terms) == 1 and isinstance(terms[0], SelectedKroneckerOperator):
         return terms[0]
-    if x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2)):
+    if same_values(x1, x2):
         return SelectedKroneckerSumOperator(*terms)
     return terms[0] if len(terms) == 1 else SumLinearOperator(*terms)
 

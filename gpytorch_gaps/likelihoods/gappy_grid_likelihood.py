@@ -1,6 +1,6 @@
 """Gaussian noise on a grid: one variance, one per level of an axis, or one per observation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLi
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpytorch_gaps.grid import CartesianGrid, first_equal_row, refuse_other_grid
+from gpytorch_gaps.grid import CartesianGrid, first_equal_row, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, row_points
 from gpytorch_gaps.likelihoods.noise import GivenNoise
@@ -135,7 +135,7 @@ class GappyGridLikelihood(GaussianLikelihood):
             shared = one_member(x)
             x = x if shared is None else shared
             cells = None if shared is None else kernel.cells_of(shared)
-            if cells is not None and _same_axes(cells.axes, self.grid.axes):
+            if cells is not None and all(map(same_values, cells.axes, self.grid.axes)):
                 axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
                 axes[self.noise_axis] = noise
                 return SelectedKroneckerDiagOperator(*axes, index=cells.index)
@@ -180,10 +180,6 @@ class GappyGridLikelihood(GaussianLikelihood):
 def _is_posterior(covariance: LinearOperator | None) -> bool:
     """Whether it is a posterior's, which knows where its points lie; or nothing in its place."""
     return isinstance(covariance, PosteriorCovarianceOperator | ZeroLinearOperator) and hasattr(covariance, "points")
-
-
-def _same_axes(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _variances(noise: ArrayLike | Tensor) -> Tensor:

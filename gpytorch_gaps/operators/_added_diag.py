@@ -137,18 +137,18 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
                 raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
         together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
-        if together and self._logdet_path() == ("stochastic", "data"):
+        path = self._logdet_path()
+        if together and path == ("stochastic", "data"):
             # one run of conjugate gradients serves probes and right-hand sides
             quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
         else:
             quad = zero if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
-            value, report = self._own_logdet()
+            value, report = self._own_logdet(path)
         report_logdet(report)
         return quad, value
 
-    def _own_logdet(self) -> tuple[Tensor, LogdetReport]:
+    def _own_logdet(self, path: tuple[str, str]) -> tuple[Tensor, LogdetReport]:
         """``log|K + D|``, differentiable, and how it was found."""
-        path = self._logdet_path()
         if path == ("stochastic", "data"):
             _, value, report = self._upstream_inv_quad_logdet(None, True)
             return value, report

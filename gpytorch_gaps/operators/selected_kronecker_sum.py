@@ -17,6 +17,7 @@ from linear_operator.operators import (
     ZeroLinearOperator,
 )
 from linear_operator.utils.getitem import _is_noop_index
+from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from gpytorch_gaps import settings
@@ -60,6 +61,7 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
     def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
         return self + as_diagonal(self, diag)
 
+    @cached(name="kronecker_terms")
     def kronecker_terms(self) -> list[SelectedKroneckerOperator]:
         """The Kronecker products on the same grid as the first of them."""
         terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
