@@ -166,5 +166,14 @@ def relative(got, expected):
     return float((got.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-300))
 
 
+def check_each(got, expected, dtype, tolerance):
+    """Named results, one by one: of that precision, of the expected shape, and close."""
+    for name, value in expected.items():
+        assert got[name].dtype == dtype, name
+        assert got[name].shape == value.shape, name
+        error = relative(got[name], value)
+        assert error <= tolerance, f"{name}: relative error {error:.1e}"
+
+
 def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -164,11 +164,7 @@ def compare(problem, method="auto", rank=None, tolerance=EXACT, columns=2):
     ):
         warnings.simplefilter("error")
         got = everything(problem, "ours", rhs, weights)
-    for name, value in expected.items():
-        assert got[name].dtype == dtype, name
-        assert got[name].shape == value.shape, name
-        error = dense.relative(got[name], value)
-        assert error <= tolerance, f"{name}: relative error {error:.1e}"
+    dense.check_each(got, expected, dtype, tolerance)
     return solves
 
 

@@ -105,11 +105,7 @@ def compare(factors, index, noise, *, method="auto", columns=2, rhs_batch=(), to
     ):
         warnings.simplefilter("error")
         got = ours(factors, index, noise, rhs, weights, dtype)
-    for name, value in expected.items():
-        assert got[name].dtype == dtype, name
-        assert got[name].shape == value.shape, name
-        error = dense.relative(got[name], value)
-        assert error <= tolerance, f"{name}: relative error {error:.1e}"
+    dense.check_each(got, expected, dtype, tolerance)
     return solves
 
 
