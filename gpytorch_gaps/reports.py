@@ -7,12 +7,16 @@
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
+
+
+class ApproximateVarianceWarning(NumericalWarning):
+    """Variances are estimated because exact ones would take too long; the message says how well, and what to try."""
 
 
 class NotConvergedWarning(NumericalWarning):
@@ -75,12 +79,42 @@ class LogdetReport:
         return f"{self.method} ({self.reason}): {self.value.tolist()}, {error}{probes}"
 
 
+@dataclass(frozen=True, eq=False)
+class VarianceReport:
+    """The variances of a posterior, once worked out.
+
+    `error`, in the units of the variance, one a point: for ``"exact"`` a bound that follows from the tolerance; for
+    ``"low_rank"`` what 95 % of points stay within, judged by a few exact ones; for ``"pathwise"`` one standard error.
+    """
+
+    method: str
+    error: Tensor  # shape: (*batch, Q)
+    seconds: float
+    rank: int = 0
+    num_samples: int = 0
+    reason: str = ""
+
+    def __repr__(self) -> str:
+        return f"<VarianceReport {self}>"
+
+    def __str__(self) -> str:
+        rank = f", rank {self.rank}" if self.rank else ""
+        samples = f", {self.num_samples} samples" if self.num_samples else ""
+        largest = float(self.error.max()) if self.error.numel() else 0.0
+        why = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.method} variances of {self.error.size(-1)} points{rank}{samples}: error up to {largest:.1e}, "
+            f"{self.seconds:.3g} s{why}"
+        )
+
+
 class SolveRecord(list[SolveReport]):
-    """The solves of a block, in order; its log-determinants in `logdets`."""
+    """The solves of a block, in order; its log-determinants in `logdets`, variances of posteriors in `variances`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logdets: list[LogdetReport] = []
+        self.variances: list[VarianceReport] = []
 
 
 _recorders: list[SolveRecord] = []
@@ -96,6 +130,21 @@ def record_solves() -> Iterator[SolveRecord]:
     finally:
         # by identity: two empty records compare equal
         _recorders[:] = [r for r in _recorders if r is not record]
+
+
+def active_records() -> tuple[SolveRecord, ...]:
+    return tuple(_recorders)
+
+
+@contextmanager
+def resumed(records: Iterable[SolveRecord]) -> Iterator[None]:
+    """Has these records collect inside the block as well, where they do not already."""
+    idle = [record for record in records if not any(record is other for other in _recorders)]
+    _recorders.extend(idle)
+    try:
+        yield
+    finally:
+        _recorders[:] = [r for r in _recorders if not any(r is record for record in idle)]
 
 
 def report_solve(report: SolveReport, advice: str) -> None:
@@ -114,3 +163,8 @@ def report_solve(report: SolveReport, advice: str) -> None:
 def report_logdet(report: LogdetReport) -> None:
     for record in _recorders:
         record.logdets.append(report)
+
+
+def report_variance(report: VarianceReport) -> None:
+    for record in _recorders:
+        record.variances.append(report)

@@ -9,11 +9,13 @@ import math
 import numbers
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import linear_operator
 from linear_operator.settings import _value_context
+
+from gpytorch_gaps.reports import SolveRecord, active_records, resumed
 
 
 class _Setting(_value_context):
@@ -73,6 +75,27 @@ class logdet_method(_Choice):
     _global_value = "auto"
 
 
+class variance_method(_Choice):
+    """How the variances of a posterior are computed.
+
+    ``"exact"``: a solve per point, or a closed form where the kernel is of low rank to the tolerance. ``"low_rank"``:
+    the closed form at `preconditioner_rank`, whatever that leaves out. ``"pathwise"``: from `variance_samples` draws.
+    ``"auto"``: exact where that is affordable, else pathwise, with a warning. The last two methods state their error:
+    see ``record_solves().variances``.
+    """
+
+    choices = ("auto", "exact", "low_rank", "pathwise")
+    _global_value = "auto"
+
+
+class variance_samples(_Number):
+    """Draws that pathwise variances are estimated from: their standard error is at most ``sqrt(2 / samples)``."""
+
+    minimum = 2
+    integer = True
+    _global_value = 64
+
+
 class preconditioner_rank(_Number):
     """Rank p of the eigen preconditioners. None: chosen from the spectrum for IG, no preconditioner for FG."""
 
@@ -118,6 +141,17 @@ class prediction_memory(_Number):
     _global_value = 2**29
 
 
+class progress(_Setting):
+    """Whether predictions and samples that take more than a few seconds show a progress bar."""
+
+    _global_value = True
+
+    def __init__(self, value: bool = True) -> None:
+        if not isinstance(value, bool):
+            raise ValueError(f"settings.progress: got {value!r}, expected True or False")
+        super().__init__(value)
+
+
 def tolerance_in_force(training: bool = False) -> float:
     """The tighter of our tolerance and ``linear_operator.settings.cg_tolerance``."""
     ours = train_tolerance.value() if training else solve_tolerance.value()
@@ -127,6 +161,8 @@ def tolerance_in_force(training: bool = False) -> float:
 _ALL = (
     gap_method,
     logdet_method,
+    variance_method,
+    variance_samples,
     preconditioner_rank,
     solve_tolerance,
     train_tolerance,
@@ -138,11 +174,15 @@ _ALL = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The values in force at one time: a posterior keeps those of its making. Two equal ones give the same numbers."""
+    """The values in force at one time: a posterior keeps those of its making. Two equal ones give the same numbers.
+
+    With them the records that were active: solves made later reach these too.
+    """
 
     values: tuple[Any, ...]
     cg_tolerance: float
     max_cholesky_size: float
+    records: tuple[SolveRecord, ...] = field(default=(), compare=False, repr=False)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -151,7 +191,12 @@ class Snapshot:
                 stack.enter_context(setting(value))
             stack.enter_context(linear_operator.settings.cg_tolerance(self.cg_tolerance))
             stack.enter_context(linear_operator.settings.max_cholesky_size(self.max_cholesky_size))
+            stack.enter_context(resumed(self.records))
             yield
+
+    def without_records(self) -> "Snapshot":
+        """The values alone: a key."""
+        return replace(self, records=())
 
 
 def in_force() -> Snapshot:
@@ -160,6 +205,7 @@ def in_force() -> Snapshot:
         tuple(setting.value() for setting in _ALL),
         float(linear_operator.settings.cg_tolerance.value()),
         float(linear_operator.settings.max_cholesky_size.value()),
+        active_records(),
     )
 
 
@@ -172,7 +218,10 @@ __all__ = [
     "max_iterations",
     "preconditioner_rank",
     "prediction_memory",
+    "progress",
     "solve_tolerance",
     "tolerance_in_force",
     "train_tolerance",
+    "variance_method",
+    "variance_samples",
 ]

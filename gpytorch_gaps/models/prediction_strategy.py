@@ -15,7 +15,8 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, PredictionPoints
+from gpytorch_gaps.operators._posterior_parts import PredictionPoints
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 
 
 class GappyGridPredictionStrategy(DefaultPredictionStrategy):

@@ -50,6 +50,14 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """
         return None
 
+    def low_rank_approximation(self) -> LowRankPreconditioner | None:
+        """``P = F C F' + D`` of the rank in force; None where there is none."""
+        return None
+
+    @abstractmethod
+    def solve_flops(self, num_rhs: int) -> float:
+        """What `num_rhs` solves by the method in force should cost."""
+
     def wide_matmul(self, x: Tensor) -> Tensor:
         """The product in float64, detached, by way of narrow roots where these are known. shape: (*batch, N, C)"""
         system = self._system()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.kronecker.eigen import kron_eigh
 from gpytorch_gaps.logdet.choose import choose_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import same_cells
@@ -25,12 +26,14 @@ from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import solve_in_force
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
+from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport
-from gpytorch_gaps.solvers.choose import best_rank, low_rank_form_flops
+from gpytorch_gaps.solvers.choose import best_rank, choose_plans, fill_plan, low_rank_form_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
 _LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
+_DEFAULT_RANK = 1000  # of low-rank variances
 
 
 class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
@@ -157,6 +160,29 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         if low_rank_form_flops(system, rank, num_rhs) > solves:
             return None
         return system.eigen_preconditioner(rank), system.eigenvalue_after(rank) / noise
+
+    def low_rank_approximation(self) -> LowRankPreconditioner | None:
+        rank = min(settings.preconditioner_rank.value() or _DEFAULT_RANK, self.size(-1))
+        system = self._system()
+        if system.row_scale is None:
+            return system.eigen_preconditioner(rank)
+        # whitened eigenvectors are not those of K, which variances are told by
+        shared = self._linear_op.shared_eigen()
+        if "eigen" not in shared:
+            shared["eigen"] = kron_eigh(self.factors)
+        return EigenPreconditioner(shared["eigen"], self.train_index, self._diag_tensor._diagonal(), rank)
+
+    def solve_flops(self, num_rhs: int) -> float:
+        system, method, tolerance = self._system(), settings.gap_method.value(), settings.tolerance_in_force()
+        budget, size = settings.max_iterations.value(), linear_operator.settings.max_cholesky_size.value()
+        if method == "fill":
+            return fill_plan(system, num_rhs, tolerance, budget).flops
+        if method == "auto":
+            (plan, *_) = choose_plans(system, num_rhs, tolerance, budget, size)
+            return plan.flops + (2.0 * system.num_train**2 * num_rhs if plan.direct == "data" else 0.0)
+        if method == "cholesky":
+            return system.num_train**3 / 3.0 + 2.0 * system.num_train**2 * num_rhs
+        return best_rank(system, num_rhs, tolerance).flops
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
 
+_DEFAULT_RANK = 1000  # of low-rank variances
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
 
@@ -221,6 +222,16 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             return None
         form = self._system().preconditioner(plan.ranks)
         return (form, form.left_over) if form.left_over <= tolerance else None
+
+    def low_rank_approximation(self) -> LowRankPreconditioner | None:
+        rank = min(settings.preconditioner_rank.value() or _DEFAULT_RANK, self.size(-1))
+        system, tolerance = self._system(), settings.tolerance_in_force()
+        plan = system.choose("ignore", rank, 1, tolerance, 0)
+        return system.preconditioner(plan.ranks) if plan.rank else None
+
+    def solve_flops(self, num_rhs: int) -> float:
+        plan = self._plan(num_rhs, training=False)
+        return plan.flops + (2.0 * self.size(-1) ** 2 * num_rhs if plan.method == "cholesky" else 0.0)
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 

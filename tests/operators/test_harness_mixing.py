@@ -76,9 +76,9 @@ def evaluate(op):
     if isinstance(op, DiagLinearOperator):
         return torch.diag_embed(op._diag)
     if isinstance(op, PosteriorCovarianceOperator):
-        cross, train = evaluate(op.cross), evaluate(op.train)
+        cross, train = evaluate(op.parts.cross), evaluate(op.parts.train)
         train = 0.5 * (train + train.mT)  # so that its gradient is symmetric, as ours is
-        return evaluate(op.prior) - cross @ torch.linalg.solve(train, cross.mT)
+        return evaluate(op.parts.prior) - cross @ torch.linalg.solve(train, cross.mT)
     return op.tensor
 
 

@@ -1,0 +1,128 @@
+"""What a posterior covariance ``K_** - K_*X A^-1 K_X*`` is made of, ``A = K_XX + D``, and its exact solves."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from linear_operator import to_dense
+from linear_operator.operators import LinearOperator, SumLinearOperator
+from linear_operator.utils.getitem import _noop_index
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+
+_MAX_PASSES = 3  # each takes the residual down by the tolerance of a solve
+
+
+@dataclass(frozen=True)
+class PredictionPoints:
+    """Where the points of a prediction lie, and where the observations."""
+
+    x: Tensor  # shape: (Q, D), the grid's columns
+    train_x: Tensor  # shape: (N, D)
+    cells: Tensor | None  # of the training grid, if all points are on it. shape: (Q,)
+
+    def at(self, index: Any) -> "PredictionPoints":
+        return replace(self, x=self.x[index], cells=None if self.cells is None else self.cells[index])
+
+
+@dataclass(frozen=True)
+class PosteriorParts:
+    """K_**, K_*X and A, of one batch shape, and where their points lie."""
+
+    prior: LinearOperator  # shape: (*batch, Q, Q)
+    cross: LinearOperator  # shape: (*batch, Q, N)
+    train: LinearOperator  # shape: (*batch, N, N)
+    points: PredictionPoints | None = None
+
+    @property
+    def num_points(self) -> int:
+        return self.prior.size(-1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.train.dtype
+
+    @property
+    def cells(self) -> Tensor | None:
+        return None if self.points is None else self.points.cells
+
+    @property
+    def differentiated(self) -> bool:
+        return torch.is_grad_enabled() and any(op.requires_grad for op in (self.prior, self.cross, self.train))
+
+    def at(self, index: Any, *batch_indices: Any) -> "PosteriorParts":
+        """Some of the points."""
+        prior = self.prior._getitem(index, _noop_index, *batch_indices)[..., index]
+        cross = self.cross._getitem(index, _noop_index, *batch_indices)
+        train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
+        return PosteriorParts(prior, cross, train, None if self.points is None else self.points.at(index))
+
+    def prior_variance(self) -> Tensor:
+        """shape: (*batch, Q)"""
+        return self.prior.diagonal(dim1=-1, dim2=-2)
+
+    def columns_at_once(self, more: int = 0) -> int:
+        """As many as memory allows: a solve holds about ten numbers an observation and column.
+
+        :param more: further numbers a column.
+        """
+        numbers = 10 * self.train.shape[:-1].numel() + 4 * self._grid_numbers() + more
+        return int(max(1, settings.prediction_memory.value() // (8 * numbers)))
+
+    def _grid_numbers(self) -> int:
+        """Cells that a product with the covariance of the observations visits for one column."""
+        kernel = getattr(self.train, "_linear_op", None)
+        terms = kernel.linear_ops if isinstance(kernel, SumLinearOperator) else (kernel,)
+        return max(math.prod(getattr(term, "row_shape", ())) for term in terms) * self.train.batch_shape.numel()
+
+    # -- exact solves --------------------------------------------------------------------------------------------------
+
+    def explained(self, rows: slice, prior: Tensor) -> Tensor:
+        """``g' A^-1 g`` of some of the points, g a column of K_X*. shape: (*batch, q)
+
+        As ``2 a'g - a'Aa`` for weights a close to ``A^-1 g``: an error in a enters squared, where in ``a'g`` it would
+        drown variances far below the prior's. It is also stationary in a, which need not be differentiated.
+
+        :param prior: variances of all points.
+        """
+        columns = to_dense(self.cross[..., rows, :]).mT.contiguous()  # shape: (*batch, N, q)
+        weights = self.weights(columns, prior[..., rows])
+        if self.differentiated:
+            image = self.train @ weights.to(self.dtype)
+            return (weights.to(self.dtype) * (2.0 * columns - image)).sum(-2)
+        image = self._wide_product(weights)
+        return (weights * (2.0 * columns.double() - image)).sum(-2).to(self.dtype)
+
+    def weights(self, columns: Tensor, prior: Tensor) -> Tensor:
+        """``A^-1 g`` in float64, so close that variances are right to the tolerance in force. Not differentiable.
+
+        With ``r = g - A a`` the variance is off by ``r'A^-1 r <= |r|^2 / s2``.
+
+        :param columns: g, shape (*batch, N, q).
+        :param prior: variances of their points, shape (*batch, q).
+        """
+        with torch.no_grad():
+            wide, own = columns.double(), isinstance(self.train, OwnAddedDiagOperator)
+            tolerance, floor = settings.tolerance_in_force(), 10.0 * torch.finfo(torch.float64).eps * prior.double()
+            noise = self.train._diag_tensor._diagonal().double().amin(-1, keepdim=True) if own else None
+            weights, residual = torch.zeros_like(wide), wide
+            for _ in range(_MAX_PASSES if own else 1):
+                solve = self.train._solve if own else self.train.solve
+                weights = weights + solve(residual if own else residual.to(self.dtype)).double()
+                if noise is None:
+                    break
+                residual = wide - self._wide_product(weights)
+                variance = prior.double() - (weights * (wide + residual)).sum(-2)
+                error = residual.square().sum(-2) / noise.clamp_min(torch.finfo(noise.dtype).tiny)
+                if bool((error <= tolerance * variance.maximum(floor)).all()):
+                    break
+        return weights
+
+    def _wide_product(self, x: Tensor) -> Tensor:
+        """``A x`` in float64, not differentiable. shape: (*batch, N, q)"""
+        if isinstance(self.train, OwnAddedDiagOperator):
+            return self.train.wide_matmul(x)
+        return self.train._matmul(x.to(self.dtype)).double()

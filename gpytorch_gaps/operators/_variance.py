@@ -1,0 +1,204 @@
+"""The variances of a posterior by the method in force, with a report of how far they may be off.
+
+    exact       ``k - g'A^-1 g``, a solve per point; or, where K is of low rank to the tolerance, no solve at all
+    low rank    ``k - h'P^-1 h`` with ``P = F C F' + D`` of rank p in place of A, and h in place of g likewise: what the
+                leading eigenvectors say. Costs p^2 a point.
+    pathwise    from draws of deviations d and explained parts h, independent of each other, ``E d^2 = v`` and
+                ``E h^2 = k - v``. Each gives an estimate of v; together, weighted by their precision, they have the
+                variance ``(2 / n) v^2 (k - v)^2 / (v^2 + (k - v)^2)``: near the prior, far less than d alone.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.kronecker.selection import unravel
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._base import same_cells
+from gpytorch_gaps.operators._pathwise import pathwise_draws
+from gpytorch_gaps.operators._posterior_parts import PosteriorParts
+from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.reports import (
+    ApproximateVarianceWarning,
+    SolveReport,
+    VarianceReport,
+    report_solve,
+    report_variance,
+)
+from gpytorch_gaps.solvers.solve import ADVICE
+
+_AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
+_FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
+_CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
+
+
+def variance_in_force(parts: PosteriorParts) -> Tensor:
+    """The variances of a posterior, reported. shape: (*batch, Q)"""
+    if not parts.num_points:
+        return parts.prior_variance()
+    method = settings.variance_method.value()
+    if method == "low_rank":
+        return _low_rank(parts)
+    if method == "pathwise":
+        return _pathwise(parts, "asked for")
+    started, prior, tolerance = time.perf_counter(), parts.prior_variance(), settings.tolerance_in_force()
+    closed = _closed_form(parts)
+    if closed is not None:
+        explained, error, rank = closed
+        bound = (error * prior).detach()
+        seconds = time.perf_counter() - started
+        report_variance(VarianceReport("exact", bound, seconds, rank=rank, reason="without solves"))
+        return prior - explained
+    if method == "auto":
+        flops = parts.train.solve_flops(parts.num_points) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
+        if flops > _AFFORDABLE and parts.num_points > _FEW_DRAWS * settings.variance_samples.value():
+            return _pathwise(parts, f"{parts.num_points} exact ones would take {flops / 1e12:.0f} TFLOP")
+    size = parts.columns_at_once()
+    chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
+    bar = with_bar(chunks, "exact variances", unit="chunk")
+    variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
+    error = tolerance * variance.detach().abs()
+    report_variance(VarianceReport("exact", error, time.perf_counter() - started, reason=f"{len(chunks)} solves"))
+    return variance
+
+
+# -- low rank --------------------------------------------------------------------------------------------------------
+
+
+def _closed_form(parts: PosteriorParts) -> tuple[Tensor, float, int] | None:
+    """What is explained, the error as a share of the prior variance, and the rank: where no solves are needed.
+
+    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's.
+    """
+    if parts.differentiated or parts.train.batch_shape or not isinstance(parts.train, OwnAddedDiagOperator):
+        return None
+    started = time.perf_counter()
+    found, tolerance = parts.train.low_rank_form(parts.num_points), settings.tolerance_in_force()
+    basis = None if found is None else _basis(parts, found[0], tolerance)
+    if found is None or basis is None:
+        return None
+    form, error = found
+    explained = _explained_by(parts, form, basis)
+    report = SolveReport(
+        method="ignore",
+        iterations=0,
+        residual=torch.tensor([error]),
+        seconds=time.perf_counter() - started,
+        rank=form.rank,
+        num_rhs=parts.num_points,
+        converged=error <= tolerance,
+        tolerance=tolerance,
+        flops=form.setup_flops + parts.num_points * float(form.rank) ** 2,
+        reason=f"variances without solves: rank {form.rank} leaves eigenvalues of {error:.1e} times the noise",
+    )
+    report_solve(report, ADVICE["ignore"])
+    return explained, error, form.rank
+
+
+def _low_rank(parts: PosteriorParts) -> Tensor:
+    """By the leading eigenvectors alone, with an error judged by some points whose variances are exact as well."""
+    started = time.perf_counter()
+    if parts.differentiated:
+        raise ValueError(
+            "variance_method: got 'low_rank' where gradients are wanted; expected torch.no_grad(), or 'exact'"
+        )
+    form = parts.train.low_rank_approximation() if isinstance(parts.train, OwnAddedDiagOperator) else None
+    basis = None if form is None or form.root is not None else _basis(parts, form)
+    if form is None or basis is None:
+        raise ValueError(
+            "variance_method: got 'low_rank' for a kernel or points without eigenvectors; expected a Kronecker product "
+            "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
+        )
+    prior = parts.prior_variance()
+    variance = (prior - _explained_by(parts, form, basis)).clamp_min(0.0)
+    picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
+    some = picked.sort().values.to(prior.device)
+    few = parts.at(some)
+    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())
+    worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
+    error = worst.expand(variance.shape)
+    seconds, reason = time.perf_counter() - started, f"error judged by {len(some)} exact ones"
+    report_variance(VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason))
+    return variance
+
+
+def _explained_by(parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]) -> Tensor:
+    numbers = 4 * form.rank * parts.train.batch_shape.numel()
+    size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
+    starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
+    return torch.cat([form.explained(basis(slice(start, start + size))) for start in starts], -1).to(parts.dtype)
+
+
+def _basis(
+    parts: PosteriorParts, form: LowRankPreconditioner, tolerance: float | None = None
+) -> Callable[[slice], Tensor] | None:
+    """Φ at some of the points: eigenvectors at cells of the training grid, their extension at others.
+
+    The extension of an eigenvector q of K_i to a point is ``k_i(x, axis_i) q / t``; rounding of the numerator
+    enters a variance with up to ``eps sqrt(M) |K|``. None where that is more than `tolerance` allows, and for other
+    points of a sum.
+    """
+    cells = parts.cells
+    if cells is not None:
+        return lambda rows: form.basis_at(cells[rows])
+    cross, kernel = parts.cross, parts.train._linear_op
+    structured = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator)
+    if not structured or not isinstance(kernel, SelectedKroneckerOperator):
+        return None
+    eigen = kernel.shared_eigen().get("eigen")
+    alike = cross.col_shape == kernel.row_shape and same_cells(cross.col_index, kernel.row_index)
+    if eigen is None or not alike or getattr(cross, "transposed", False):
+        return None
+    largest = math.prod(float(values.amax()) for values in eigen.values)
+    rounding = 5.0 * torch.finfo(torch.float64).eps * math.sqrt(eigen.num_cells) * largest
+    if tolerance is not None and rounding > tolerance * float(form.diagonal.min()):
+        return None
+    used = [values[..., columns] for values, columns in zip(eigen.values, form.columns, strict=True)]
+    sides = zip(cross.factors, form.vectors, used, strict=True)
+    tables = [factor.double() @ vectors / values.unsqueeze(-2) for factor, vectors, values in sides]
+    if isinstance(cross, KhatriRaoOperator):
+        return lambda rows: form.basis_from([table[..., rows, :] for table in tables])
+    where = unravel(cross.row_index, cross.row_shape)
+    return lambda rows: form.basis_from([table[..., own[rows], :] for table, own in zip(tables, where, strict=True)])
+
+
+# -- from draws ------------------------------------------------------------------------------------------------------
+
+
+def _pathwise(parts: PosteriorParts, reason: str) -> Tensor:
+    started, count = time.perf_counter(), settings.variance_samples.value()
+    prior = parts.prior_variance()
+    left, told = torch.zeros_like(prior), torch.zeros_like(prior)
+    for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
+        left = left + deviation.square().sum(-1) / count
+        told = told + explained.square().sum(-1) / count
+    with torch.no_grad():
+        first = prior * left / (left + told).clamp_min(torch.finfo(prior.dtype).tiny)
+        precise, rough = first.square(), (prior - first).square()  # of the other estimate
+        share = rough / (precise + rough).clamp_min(torch.finfo(prior.dtype).tiny)
+    variance = share * left + (1.0 - share) * (prior - told)
+    variance = variance.clamp_min(0.0).minimum(prior)
+    known, rest = variance.detach(), (prior - variance).detach()
+    spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(torch.finfo(prior.dtype).tiny)
+    # 1.96 for many draws; more for few, since the spread itself is estimated
+    error = (2.0 + 14.0 / count) * math.sqrt(2.0 / count) * spread
+    report = VarianceReport("pathwise", error, time.perf_counter() - started, num_samples=count, reason=reason)
+    report_variance(report)
+    if reason != "asked for":
+        share_off = float((error / known.clamp_min(torch.finfo(prior.dtype).tiny)).median())
+        warnings.warn(
+            f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
+            "Try: settings.variance_method('exact') at fewer points, more variance_samples, or "
+            "variance_method('pathwise') to say that this is meant.",
+            ApproximateVarianceWarning,
+            stacklevel=2,
+        )
+    return variance

@@ -1,0 +1,32 @@
+"""The covariance of new observations: a posterior's plus their noise."""
+
+from typing import Any
+
+import torch
+from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+
+
+class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
+    """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: variances and draws are those of the posterior, and noise.
+
+    :param linear_ops: a :class:`PosteriorCovarianceOperator` and a diagonal operator.
+    """
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, DiagLinearOperator):
+            return type(self)(self._linear_op, self._diag_tensor + other)
+        return super().__add__(other)
+
+    def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """shape: (num_samples, *batch, Q)"""
+        posterior: PosteriorCovarianceOperator = self._linear_op
+        function = posterior.zero_mean_mvn_samples(num_samples, generator)
+        kind = {"dtype": function.dtype, "device": function.device, "generator": generator}
+        return function + self._diag_tensor._diagonal().sqrt() * torch.randn(*function.shape, **kind)
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """By Cholesky, whatever the size."""
+        return super().root_decomposition(method=method or "cholesky")
