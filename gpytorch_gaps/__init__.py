@@ -8,13 +8,23 @@ from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.kernels.terms import teach_sums_and_products
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
-from gpytorch_gaps.reports import LogdetReport, NotConvergedWarning, SolveReport, record_solves
+from gpytorch_gaps.reports import (
+    ApproximateVarianceWarning,
+    LogdetReport,
+    NotConvergedWarning,
+    SolveReport,
+    VarianceReport,
+    record_solves,
+)
+from gpytorch_gaps.sampling import sample_posterior
+from gpytorch_gaps.score import Score, leave_out, score
 
 __version__ = "0.1.0"
 
 teach_sums_and_products()
 
 __all__ = [
+    "ApproximateVarianceWarning",
     "CartesianGrid",
     "FitError",
     "GappyGridKernel",
@@ -22,13 +32,18 @@ __all__ = [
     "History",
     "LogdetReport",
     "NotConvergedWarning",
+    "Score",
     "SolveReport",
+    "VarianceReport",
     "fit",
     "from_array",
     "from_points",
     "from_xarray",
+    "leave_out",
     "operators",
     "preconditioners",
     "record_solves",
+    "sample_posterior",
+    "score",
     "settings",
 ]

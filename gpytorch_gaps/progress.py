@@ -10,8 +10,11 @@ from gpytorch_gaps import settings
 _PATIENCE = 3.0  # seconds without a bar
 
 
-def with_bar(parts: Iterable[Any], what: str, total: int | None = None, unit: str = "it") -> tqdm:
-    """The parts, with a bar once they have taken some seconds; ``settings.progress(False)`` silences it."""
+def with_bar(parts: Iterable[Any] | None, what: str, total: int | None = None, unit: str = "it") -> tqdm:
+    """The parts, with a bar once they have taken some seconds; ``settings.progress(False)`` silences it.
+
+    Without parts, a bar whose owner says ``update(count)``.
+    """
     return tqdm(
         parts,
         desc=what,

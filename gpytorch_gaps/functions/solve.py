@@ -17,9 +17,9 @@ from gpytorch_gaps.functions.first_order import refuse_second_order
 
 class OwnSolve(Function):
     @staticmethod
-    def forward(ctx: Any, representation_tree: Any, rhs: Tensor, *matrix_args: Tensor) -> Tensor:
+    def forward(ctx: Any, representation_tree: Any, rhs: Tensor, guess: Tensor | None, *matrix_args: Tensor) -> Tensor:
         operator = representation_tree(*matrix_args)
-        solution = operator._solve(rhs)
+        solution = operator._solve(rhs, guess=guess)
         ctx.settings = settings.in_force()
         ctx.representation_tree = representation_tree
         ctx.save_for_backward(solution, *matrix_args)
@@ -33,12 +33,12 @@ class OwnSolve(Function):
         with ctx.settings.restored():  # of the forward pass, wherever the backward pass is run
             left = operator._solve(grad_outputs[0])
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
-        if any(ctx.needs_input_grad[2:]):
+        if any(ctx.needs_input_grad[3:]):
             # both orders, halved: A is symmetric and so must its gradient be
             arg_grads = operator._bilinear_derivative(
                 torch.cat([left, solution], -1), torch.cat([solution, left], -1).mul(-0.5)
             )
-        return None, left, *arg_grads
+        return None, left, None, *arg_grads
 
 
 class OwnInvQuad(Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
+from gpytorch_gaps.kernels.solutions import LastSolutions
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
 
 
@@ -59,6 +60,7 @@ class GappyGridKernel(Kernel):
         self.kernels: Any = torch.nn.ModuleList(kernels)
         self.grid = grid
         self._lookups = Lookups()
+        self.solutions = LastSolutions()
         for axis, (kernel, points) in enumerate(zip(kernels, grid.axes, strict=True)):
             _check_codes(f"grid: axis {axis}", kernel, points)
 

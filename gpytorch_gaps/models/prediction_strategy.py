@@ -13,8 +13,9 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
+from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel, one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._posterior_parts import PredictionPoints
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 
@@ -43,17 +44,37 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         """``(K_XX + D)^-1 (y - m)``. shape: (*batch, N)"""
         if gpytorch.settings.observation_nan_policy.value() != "ignore":
             raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
-        key = (settings.in_force(), gpytorch.settings.detach_test_caches.on())
+        key = (settings.in_force().without_records(), gpytorch.settings.detach_test_caches.on())
         if key not in self._solutions:
             _warn_of_rounding(self.lik_train_train_covar)
-            offset = (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
-            solution = self.lik_train_train_covar.solve(offset).squeeze(-1)
+            solution = self._solution(key[0])
             if gpytorch.settings.detach_test_caches.on():
                 solution = solution.detach()
             if solution.grad_fn is not None:  # a graph serves one backward pass
                 solution.grad_fn.register_hook(lambda *_: self._solutions.clear())
             self._solutions[key] = solution
         return self._solutions[key]
+
+    def _solution(self, key: settings.Snapshot) -> Tensor:
+        """From that of the data before these, where the kernel remembers it."""
+        train, offset = self.lik_train_train_covar, (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
+        if not isinstance(train, OwnAddedDiagOperator):
+            return train.solve(offset).squeeze(-1)
+        found = self._grid_points
+        if found is None:
+            return train.solve(offset).squeeze(-1)
+        kernel, x = found
+        guess = kernel.solutions.start(key, kernel.grid, x, offset.shape[:-2])
+        solution = train.solve(offset, guess=None if guess is None else guess.unsqueeze(-1)).squeeze(-1)
+        kernel.solutions.keep(key, x, solution)
+        return solution
+
+    @property
+    def _grid_points(self) -> tuple[GappyGridKernel, Tensor] | None:
+        """The grid kernel, and where the observations lie in its columns."""
+        found = grid_points(self.train_prior_dist.lazy_covariance_matrix)
+        x = None if found is None else one_member(found[1])
+        return None if found is None or x is None else (found[0], x)
 
     def exact_prediction(
         self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
@@ -72,13 +93,10 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     def _test_points(self, cross: LinearOperator) -> PredictionPoints | None:
         """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
-        prior = self.train_prior_dist.lazy_covariance_matrix
-        x, found = row_points(cross), grid_points(prior)
-        if x is None or found is None or not on_one_grid(prior):
+        x, found = row_points(cross), self._grid_points
+        if x is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
             return None
-        kernel, train_x = found[0], one_member(found[1])
-        if train_x is None:
-            return None
+        kernel, train_x = found
         cells = kernel.cells_of(x)
         here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
         return PredictionPoints(x, train_x, cells.index if cells is not None and here else None)
@@ -86,7 +104,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any
     ) -> "GappyGridPredictionStrategy":
-        """With further observations: solved anew, exactly, where GPyTorch would extend a Lanczos root."""
+        """With further observations: solved anew, exactly, from the solution without them."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         return type(self)(full_inputs, full_output, full_targets, likelihood)
 

@@ -28,8 +28,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
     # -- what a subclass says ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
-        """``(K + D)^-1 rhs`` by the method in force, reported. shape: (*batch, N, C)"""
+    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
+        """``(K + D)^-1 rhs`` by the method in force, from a guess if there is one; reported. shape: (*batch, N, C)"""
 
     @abstractmethod
     def _logdet_path(self) -> tuple[str, str]:
@@ -84,9 +84,16 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """The method in force sets up its own."""
         return
 
-    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0, training: bool = False) -> Any:
+    def _solve(
+        self,
+        rhs: Tensor,
+        preconditioner: Any = None,
+        num_tridiag: int = 0,
+        training: bool = False,
+        guess: Tensor | None = None,
+    ) -> Any:
         if not num_tridiag:
-            return self._solve_own(rhs, training)
+            return self._solve_own(rhs, training, guess)
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
         system = self._system()
         result = krylov_solve(system.matmul, rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
@@ -99,15 +106,22 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         report_solve(result.report("ignore", rank, flops, reason), self._advice["ignore"])
         return result.solution, result.lanczos.to(result.solution.dtype)
 
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None, guess: Tensor | None = None) -> Tensor:
+        """``left (K + D)^-1 right``; a guess of ``(K + D)^-1 right``, shaped like right, may save iterations."""
         columns = self._columns("solve: right_tensor", right_tensor)
+        if guess is not None:
+            guess = (guess.unsqueeze(-1) if guess.dim() == 1 else guess).detach().expand(columns.shape)
         if columns.dim() > 2 and not self.batch_shape:
             # a batch of right-hand sides for one matrix is a matrix with more of them
             flat = columns.movedim(-2, 0).flatten(1)
-            solution = self.solve(flat).unflatten(1, (*columns.shape[:-2], columns.size(-1))).movedim(0, -2)
+            guess = None if guess is None else guess.movedim(-2, 0).flatten(1)
+            solution = (
+                self.solve(flat, guess=guess).unflatten(1, (*columns.shape[:-2], columns.size(-1))).movedim(0, -2)
+            )
             return solution if left_tensor is None else left_tensor @ solution
         operator, columns = self._same_batch(columns)
-        solution = OwnSolve.apply(operator.representation_tree(), columns, *operator.representation())
+        guess = None if guess is None else guess.expand(columns.shape)
+        solution = OwnSolve.apply(operator.representation_tree(), columns, guess, *operator.representation())
         solution = solution.squeeze(-1) if right_tensor.dim() == 1 else solution
         return solution if left_tensor is None else left_tensor @ solution
 

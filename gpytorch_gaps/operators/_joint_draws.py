@@ -1,6 +1,6 @@
 """Draws of the prior at the observations and at test points together, from the covariances of a prediction.
 
-A covariance is a sum of terms, and a draw a sum of independent draws. For ``K = (x) K_i`` with roots ``K_i = R_i R_i'``:
+A covariance is a sum of terms, and a draw a sum of independent draws. For ``K = (x) K_i`` with ``K_i = R_i R_i'``:
 
     test points on the grid        f = (x) R_i z holds both
     on a grid of their own         R_i of ``[[K_i(a, a), K_i(a, t)], [K_i(t, a), K_i(t, t)]]``: its rows a give the
@@ -60,7 +60,7 @@ class JointDraws:
             self._noise = train._diag_tensor._diagonal()
             parts = [_summands(op) for op in (prior, cross, train._linear_op)]
             if len(set(map(len, parts))) == 1:
-                terms = [_term(*triple, cells) for triple in zip(*parts, strict=True)]
+                terms = [_term(here, across, there, cells) for here, across, there in zip(*parts, strict=True)]
             else:
                 terms = [_Dense(prior, cross, train._linear_op)]
         else:  # its noise cannot be told apart, and need not be
@@ -80,19 +80,28 @@ class JointDraws:
         """
         sizes = [size for term in self._terms for size in term.sizes]
         sizes += [] if self._noise is None else [self._noise.size(-1)]
-        kind = {"dtype": self._like.dtype, "device": self._like.device, "generator": generator}
-        rows = [[torch.randn(*self._batch, size, **kind) for size in sizes] for _ in range(count)]
+        dtype, device = self._like.dtype, self._like.device
+
+        def normal(size: int) -> Tensor:
+            return torch.randn(*self._batch, size, generator=generator, dtype=dtype, device=device)
+
+        rows = [[normal(size) for size in sizes] for _ in range(count)]
         normals = [torch.stack(column, -1) for column in zip(*rows, strict=True)]
         del rows
-        observed, tested = 0.0, 0.0
-        noise = None if self._noise is None else normals.pop()
+        noise = [] if self._noise is None else [self._noise.sqrt().unsqueeze(-1) * normals.pop()]
+        draws = []
         for term in self._terms:
             own, normals = normals[: len(term.sizes)], normals[len(term.sizes) :]
-            at_train, at_test = term.draw(*own)
-            observed, tested = observed + at_train, tested + at_test
-        if self._noise is not None and noise is not None:
-            observed = observed + self._noise.sqrt().unsqueeze(-1) * noise
-        return observed, tested  # type: ignore[return-value]
+            draws.append(term.draw(*own))
+        observed, tested = zip(*draws, strict=True)
+        return _total([*observed, *noise]), _total(tested)
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    first, *others = parts
+    for other in others:
+        first = first + other
+    return first
 
 
 def _summands(op: LinearOperator) -> Sequence[LinearOperator]:
@@ -138,7 +147,7 @@ class _OnTwoGrids:
         self, prior: SelectedKroneckerOperator, cross: SelectedKroneckerOperator, train: SelectedKroneckerOperator
     ) -> None:
         sides = zip(train.factors, cross.factors, prior.factors, strict=True)
-        roots = [kernel_root(_joint(*factors))[0].to(train.dtype) for factors in sides]
+        roots = [_joint_root(*factors).to(train.dtype) for factors in sides]
         sizes = train.row_shape
         self._train_roots = [root[..., :size, :] for root, size in zip(roots, sizes, strict=True)]
         self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
@@ -188,6 +197,13 @@ class _Dense:
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
         both = self._root @ normals[0]
         return both[..., : self._rows, :], both[..., self._rows :, :]
+
+
+def _joint_root(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
+    if train.shape == cross.shape and torch.equal(train, cross) and torch.equal(train, prior):  # the axis itself
+        root, _ = kernel_root(prior)
+        return torch.cat([root, root], -2)
+    return kernel_root(_joint(train, cross, prior))[0]
 
 
 def _joint(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 
 
-def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False) -> Tensor:
+def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False, guess: Tensor | None = None) -> Tensor:
     """``(W K W' + D)^-1 rhs`` by the method, rank and tolerance in force. shape: (*batch, N, C)"""
     solution, _ = solve_system(
         system,
@@ -29,6 +29,7 @@ def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False) -> Te
         max_iterations=settings.max_iterations.value(),
         max_cholesky=linear_operator.settings.max_cholesky_size.value(),
         penalty=settings.gap_penalty.value(),
+        guess=guess,
     )
     return solution
 
@@ -82,11 +83,13 @@ def krylov_solve(
     num_tridiag: int,
     batch_shape: torch.Size,
     training: bool = False,
+    guess: Tensor | None = None,
 ) -> KrylovResult:
     """Conjugate gradients in float64 to the tolerance in force, checked on the true residual.
 
     :param matmul: the product with a matrix of batch shape `batch_shape`, in float64.
     :param num_tridiag: how many leading columns are probes whose Lanczos matrices are wanted.
+    :param guess: of the solution, to start from; not with probes.
     """
     started = time.perf_counter()
     wide = rhs.double().expand(*torch.broadcast_shapes(batch_shape, rhs.shape[:-2]), *rhs.shape[-2:])
@@ -98,7 +101,7 @@ def krylov_solve(
         return bool((residual.norm(dim=-2) <= 0.5 * tolerance * norm).all())
 
     left_over = getattr(getattr(precondition, "__self__", None), "left_over", math.inf)
-    if precondition is not None and left_over <= tolerance:
+    if guess is None and precondition is not None and left_over <= tolerance:
         # the preconditioner is the matrix to this tolerance: one application, and one product to see that it is
         solution = precondition(wide)
         image = matmul(solution)
@@ -109,9 +112,14 @@ def krylov_solve(
             seconds = time.perf_counter() - started
             return KrylovResult(solution.to(rhs.dtype), lanczos, error, 1, seconds, tolerance)
 
-    solution, iterations, tridiagonal = conjugate_gradients(
-        matmul, wide, stop=stop, max_iterations=budget, precondition=precondition, lanczos=bool(num_tridiag)
-    )
+    first = wide if guess is None else wide - matmul(guess.double())
+    if guess is not None and bool((first.norm(dim=-2) <= tolerance * norm).all()):
+        solution, iterations, tridiagonal = torch.zeros_like(wide), 0, None
+    else:
+        solution, iterations, tridiagonal = conjugate_gradients(
+            matmul, first, stop=stop, max_iterations=budget, precondition=precondition, lanczos=bool(num_tridiag)
+        )
+    solution = solution if guess is None else solution + guess.double()
     residual = wide - matmul(solution)
     if bool((residual.norm(dim=-2) > tolerance * norm).any()) and iterations < budget:
         # the recursive residual has drifted from the true one: once more, from where we are

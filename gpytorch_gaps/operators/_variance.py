@@ -1,11 +1,11 @@
 """The variances of a posterior by the method in force, with a report of how far they may be off.
 
-    exact       ``k - g'A^-1 g``, a solve per point; or, where K is of low rank to the tolerance, no solve at all
-    low rank    ``k - h'P^-1 h`` with ``P = F C F' + D`` of rank p in place of A, and h in place of g likewise: what the
-                leading eigenvectors say. Costs p^2 a point.
-    pathwise    from draws of deviations d and explained parts h, independent of each other, ``E d^2 = v`` and
-                ``E h^2 = k - v``. Each gives an estimate of v; together, weighted by their precision, they have the
-                variance ``(2 / n) v^2 (k - v)^2 / (v^2 + (k - v)^2)``: near the prior, far less than d alone.
+exact       ``k - g'A^-1 g``, a solve per point; or, where K is of low rank to the tolerance, no solve at all
+low rank    ``k - h'P^-1 h`` with ``P = F C F' + D`` of rank p in place of A, and h in place of g likewise: what the
+            leading eigenvectors say. Costs p^2 a point.
+pathwise    from draws of deviations d and explained parts h, independent of each other, ``E d^2 = v`` and
+            ``E h^2 = k - v``. Each gives an estimate of v; together, weighted by their precision, they have the
+            variance ``(2 / n) v^2 (k - v)^2 / (v^2 + (k - v)^2)``: near the prior, far less than d alone.
 """
 
 import math
@@ -65,8 +65,8 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
     bar = with_bar(chunks, "exact variances", unit="chunk")
     variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
-    error = tolerance * variance.detach().abs()
-    report_variance(VarianceReport("exact", error, time.perf_counter() - started, reason=f"{len(chunks)} solves"))
+    bound = tolerance * variance.detach().abs()
+    report_variance(VarianceReport("exact", bound, time.perf_counter() - started, reason=f"{len(chunks)} solves"))
     return variance
 
 

@@ -24,8 +24,9 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
         """shape: (num_samples, *batch, Q)"""
         posterior: PosteriorCovarianceOperator = self._linear_op
         function = posterior.zero_mean_mvn_samples(num_samples, generator)
-        kind = {"dtype": function.dtype, "device": function.device, "generator": generator}
-        return function + self._diag_tensor._diagonal().sqrt() * torch.randn(*function.shape, **kind)
+        kind = function.dtype, function.device
+        normals = torch.randn(function.shape, generator=generator, dtype=kind[0], device=kind[1])
+        return function + self._diag_tensor._diagonal().sqrt() * normals
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """By Cholesky, whatever the size."""

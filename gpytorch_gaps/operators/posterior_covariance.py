@@ -130,4 +130,3 @@ class PosteriorCovarianceOperator(LinearOperator):
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """By Cholesky, whatever the size: a Lanczos root loses a third of the variance."""
         return super().root_decomposition(method=method or "cholesky")
-

@@ -114,8 +114,8 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         diag = self._diag_tensor
         return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
 
-    def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
-        return solve_in_force(self._system(), rhs, training=training)
+    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
+        return solve_in_force(self._system(), rhs, training, guess)
 
     # -- preconditioner ----------------------------------------------------------------------------------------------
 

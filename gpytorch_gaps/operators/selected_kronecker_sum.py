@@ -158,24 +158,29 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         """shape: (*batch, N)"""
         return self._diag_tensor._diagonal()
 
-    def _plan(self, num_rhs: int, training: bool) -> SumPlan:
+    def _plan(self, num_rhs: int, training: bool, start: float = 1.0) -> SumPlan:
         return self._system().choose(
             settings.gap_method.value(),
             settings.preconditioner_rank.value(),
             num_rhs,
             settings.tolerance_in_force(training),
             linear_operator.settings.max_cholesky_size.value(),
+            start,
         )
 
-    def _solve_own(self, rhs: Tensor, training: bool) -> Tensor:
-        system = self._system()
-        plan = self._plan(rhs.shape[:-2].numel() * rhs.size(-1), training)
+    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
+        system, start = self._system(), 1.0
+        if guess is not None:
+            error = (rhs.double() - system.matmul(guess.double())).norm(dim=-2)
+            start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
+            guess = guess if start < 1.0 else None
+        plan = self._plan(rhs.shape[:-2].numel() * rhs.size(-1), training, min(1.0, start))
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)
         else:
             preconditioner = system.preconditioner(plan.ranks) if plan.rank else None
             precondition = None if preconditioner is None else preconditioner.solve
-            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training)
+            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training, guess)
         flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
         report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
         return result.solution

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.reports import SolveReport, report_solve
-from gpytorch_gaps.solvers.choose import Plan, best_rank, choose_plans
+from gpytorch_gaps.solvers.choose import Plan, best_rank, choose_plans, quicker, rank_plans, still_needed
 from gpytorch_gaps.solvers.fill import Fill
 from gpytorch_gaps.solvers.ignore import Ignore
 from gpytorch_gaps.solvers.penalize import Penalize
@@ -54,14 +54,14 @@ def solve_system(
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     roots = 1.0 if system.row_scale is None else system.row_scale
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
-    guess = None if guess is None else guess.double() / scale * roots
     unit = system.residual_unit(wide)
+    guess, start = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, unit)
     inner = torch.float32 if system.dtype == torch.float32 else torch.float64
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
     if method == "auto":
-        plans = choose_plans(system, columns, tolerance, max_iterations, max_cholesky)
+        plans = choose_plans(system, columns, tolerance, max_iterations, max_cholesky, start)
     else:
-        plans = [_named_plan(system, method, rank, columns, tolerance, max_iterations)]
+        plans = [_named_plan(system, method, rank, columns, tolerance, max_iterations, start)]
     iterations, passes, flops, tried = 0, 0, 0.0, ""
     best: tuple[Plan, Tensor, Tensor] | None = None
     for plan in plans:
@@ -96,19 +96,35 @@ def solve_system(
         tolerance=tolerance,
         refinements=passes,
         flops=flops,
-        reason=f"{tried if converged else ''}{plan.reason}",
+        reason=f"{tried if converged else ''}{plan.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
     )
     report_solve(report, ADVICE[report.method])
     return solution.to(dtype), report
 
 
+def _checked_guess(system: GapSystem, rhs: Tensor, guess: Tensor | None, unit: Tensor) -> tuple[Tensor | None, float]:
+    """A guess that is better than nothing, and its relative residual."""
+    if guess is None:
+        return None, 1.0
+    start = float((system.column_norms(rhs - system.matmul(guess)) / unit).max())
+    return (guess, start) if start < 1.0 else (None, 1.0)
+
+
 def _named_plan(
-    system: GapSystem, method: str, rank: int | None, columns: int, tolerance: float, max_iterations: int
+    system: GapSystem,
+    method: str,
+    rank: int | None,
+    columns: int,
+    tolerance: float,
+    max_iterations: int,
+    start: float,
 ) -> Plan:
     if method == "cholesky":
         return Plan("cholesky", direct="data", budget=max_iterations, reason="asked for")
     if method == "ignore" and rank is None and float(system.noise.min()) > 0:
-        rank = best_rank(system, columns, tolerance).rank
+        cold = best_rank(system, columns, tolerance)
+        quick = quicker(rank_plans(system, columns, still_needed(tolerance, start)), cold) if start < 1.0 else None
+        rank = (quick or cold).rank
     if method == "penalize":
         rank = 0
     if rank and method == "ignore" and not float(system.noise.min()) > 0:

@@ -26,7 +26,7 @@ from gpytorch_gaps.kronecker.eigen import (
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
-from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations
+from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations, quicker, still_needed
 from gpytorch_gaps.solvers.system import Probes
 
 
@@ -171,8 +171,16 @@ class SumSystem:
         batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts)) if parts else torch.Size()
         return torch.cat([self.diagonal.new_zeros(*batch, 0), *(part.expand(*batch, -1) for part in parts)], -1)
 
-    def choose(self, method: str, rank: int | None, num_rhs: int, tolerance: float, max_cholesky: float) -> SumPlan:
-        """The plan that should cost least, or the one asked for."""
+    def choose(
+        self,
+        method: str,
+        rank: int | None,
+        num_rhs: int,
+        tolerance: float,
+        max_cholesky: float,
+        start: float = 1.0,
+    ) -> SumPlan:
+        """The plan that should cost least, or the one asked for; from a guess with a relative residual of `start`."""
         if method in ("fill", "penalize"):
             raise ValueError(
                 f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
@@ -182,7 +190,7 @@ class SumSystem:
         direct = SumPlan("cholesky", direct="data", flops=rows**3 / 3.0, reason=self._about("dense"))
         if method == "cholesky" or (method == "auto" and rows <= max_cholesky):
             return direct
-        iterative = self._best_ranks(rank, num_rhs, tolerance)
+        iterative = self._best_ranks(rank, num_rhs, tolerance, start)
         if method == "auto" and rows <= DENSE_REACH * max_cholesky and direct.flops < iterative.flops:
             return direct
         return iterative
@@ -191,14 +199,21 @@ class SumSystem:
         kinds = f"{len(self.terms)} Kronecker term{'s' if len(self.terms) != 1 else ''}"
         return f"a sum with {kinds}, {what}"
 
-    def _best_ranks(self, rank: int | None, num_rhs: int, tolerance: float) -> SumPlan:
+    def _best_ranks(self, rank: int | None, num_rhs: int, tolerance: float, start: float) -> SumPlan:
         if rank == 0 or not float(self.diagonal.min()) > 0:
             return SumPlan("ignore", 0, reason=self._about("no preconditioner"), ranks=(0,) * len(self.terms))
+        cold = min(self._rank_plans(rank, num_rhs, tolerance), key=lambda plan: plan.flops)
+        if start >= 1.0:
+            return cold
+        return quicker(self._rank_plans(rank, num_rhs, still_needed(tolerance, start)), cold) or cold
+
+    def _rank_plans(self, rank: int | None, num_rhs: int, tolerance: float) -> list[SumPlan]:
         plans = []
         for plan, left, application in self._candidates(rank):
-            cost = expected_iterations(1.0 + left, tolerance) * num_rhs * (self.product_flops + application)
-            plans.append(replace(plan, flops=plan.flops + cost))
-        return min(plans, key=lambda plan: plan.flops)
+            iterations = expected_iterations(1.0 + left, tolerance)
+            cost = iterations * num_rhs * (self.product_flops + application)
+            plans.append(replace(plan, iterations=iterations, flops=plan.flops + cost))
+        return plans
 
     def low_rank_plan(self, level: float) -> tuple[SumPlan, float] | None:
         """The smallest preconditioner that leaves eigenvalues of no more than `level` times the noise, and of what."""

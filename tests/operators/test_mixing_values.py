@@ -858,7 +858,7 @@ def test_posterior_in_chunks(where, memory):
 def test_chunks_count_the_grid_of_a_sum():
     """A product visits every cell of the grid, however few of them are observed: also for sums."""
     one, two = (Posterior("points", terms, shape=(20, 20), pattern="one observation").operator() for terms in (1, 2))
-    assert one._grid_numbers() == two._grid_numbers() == 400
+    assert one.parts._grid_numbers() == two.parts._grid_numbers() == 400
 
 
 @pytest.mark.parametrize("terms", [1, 2])

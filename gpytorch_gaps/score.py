@@ -1,0 +1,178 @@
+"""How good predictions are: the scores that the field's comparisons use, and predictions of data left out.
+
+Left out one at a time, without solving anew: with ``A = K_XX + D``, ``a = A^-1 (y - m)`` and ``c_i = (A^-1)_ii``,
+
+    mean of y_i given the others = y_i - a_i / c_i,    variance = 1 / c_i,    c_i = (1 - v_i / D_ii) / D_ii
+
+v_i being the posterior variance of the function there; where a point stands alone and v_i is close to D_ii, c_i is
+solved for. A group g left out together takes the block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._posterior_parts import PosteriorParts
+from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.progress import with_bar
+
+_ALONE = 1e-3  # of the noise: where v_i is so close to it, the difference is solved for
+_TIGHTER = 1e-3  # an inverse is wanted to the tolerance, of its largest entries
+
+
+@dataclass(frozen=True)
+class Score:
+    """Averages over `count` values, in their units; all but `coverage` are better the lower they are.
+
+    `crps` is the continuous ranked probability score, `nlpd` the negative log density, `interval` the interval score
+    of the central interval at `level` (its width, plus ``2 / (1 - level)`` times what it misses by), `coverage` the
+    share of values inside it.
+    """
+
+    rmse: float
+    mae: float
+    crps: float
+    nlpd: float
+    interval: float
+    coverage: float
+    count: int
+    level: float = 0.95
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"RMSE {self.rmse:.4g}, MAE {self.mae:.4g}, CRPS {self.crps:.4g}, NLPD {self.nlpd:.4g}, interval score "
+            f"{self.interval:.4g}, {self.level:.0%} intervals cover {self.coverage:.1%} of {self.count}"
+        )
+
+
+def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) -> Score:
+    """Scores predictions against what was measured. NaN in `truth` is left out.
+
+    :param posterior: a distribution over the values in `truth`: of measured values, with their noise,
+        ``likelihood(model(x))``.
+    :param truth: of the shape of ``posterior.mean``, or of a grid with as many cells.
+    :param level: of the intervals.
+    """
+    if not isinstance(posterior, MultivariateNormal):
+        raise ValueError(
+            f"score: posterior: got {type(posterior).__name__}, expected a MultivariateNormal such as "
+            "likelihood(model(x))"
+        )
+    if not (isinstance(level, int | float) and 0.0 < level < 1.0):
+        raise ValueError(f"score: level: got {level!r}, expected a number between 0 and 1")
+    with torch.no_grad():
+        mean = posterior.mean.double()
+        values = torch.as_tensor(truth).to(mean)
+        if values.numel() != mean.numel():
+            raise ValueError(f"score: truth: got shape {tuple(values.shape)}, expected {tuple(mean.shape)}")
+        values = values.reshape(mean.shape)
+        known = ~values.isnan()
+        if not bool(known.any()):
+            raise ValueError("score: truth: got no value but NaN, expected at least one")
+        if bool(values[known].isinf().any()):
+            raise ValueError("score: truth: got infinite values, expected finite ones, and NaN where there is none")
+        error, deviation = (values - mean)[known], posterior.stddev.double()[known]
+        normal = torch.distributions.Normal(torch.zeros_like(error), 1.0)
+        z = error / deviation
+        density, below = normal.log_prob(z).exp(), normal.cdf(z)
+        # of a normal distribution, in closed form
+        crps = deviation * (z * (2.0 * below - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+        half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+        missed = (error.abs() - half).clamp_min(0.0)
+        return Score(
+            rmse=float(error.square().mean().sqrt()),
+            mae=float(error.abs().mean()),
+            crps=float(crps.mean()),
+            nlpd=float((0.5 * z.square() + deviation.log() + 0.5 * math.log(2.0 * math.pi)).mean()),
+            interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
+            coverage=float((missed == 0).double().mean()),
+            count=int(known.sum()),
+            level=float(level),
+        )
+
+
+def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:
+    """Predictions of every observation from the others, with its noise: ``score(leave_out(model), train_y)``.
+
+    Exact, from one solution and the posterior variances at the observations; nothing is solved anew for every
+    observation where these are cheap.
+
+    :param model: conditioned on data, with a :class:`GappyGridKernel` in it. Its hyperparameters stay as they are.
+    :param groups: a label for every observation, shape (N,): observations with the same label, such as those of one
+        station or one year, are left out together. Default: one at a time.
+    :param progress: whether to show a bar if it takes more than a few seconds.
+    """
+    if not isinstance(model, ExactGP) or model.train_inputs is None:
+        raise ValueError("leave_out: model: expected a gpytorch.models.ExactGP with training data")
+    training = model.training
+    try:
+        with torch.no_grad(), settings.progress(settings.progress.value() and progress):
+            with gpytorch.settings.debug(False):  # predicting at the training data is meant
+                posterior = model.eval()(*model.train_inputs)
+            covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
+            own = isinstance(covariance, PosteriorCovarianceOperator)
+            if not own or not isinstance(covariance.parts.train, OwnAddedDiagOperator):
+                raise ValueError(
+                    "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
+                )
+            with covariance.snapshot.restored():
+                weights, y = strategy.mean_cache, model.train_targets
+                noise = strategy.lik_train_train_covar._diag_tensor._diagonal()
+                if groups is None:
+                    precision = _precision(covariance, noise)
+                    mean, variance = y - weights / precision, 1.0 / precision
+                else:
+                    mean, variance = _groups_out(covariance.parts, weights, y, groups)
+    finally:
+        model.train(training)
+    return MultivariateNormal(mean, DiagLinearOperator(variance))
+
+
+def _precision(covariance: PosteriorCovarianceOperator, noise: Tensor) -> Tensor:
+    """The diagonal of ``A^-1``. shape: (*batch, N)"""
+    variance = covariance.diagonal(dim1=-1, dim2=-2)
+    rest = 1.0 - variance / noise
+    precision = rest / noise
+    alone = (rest < _ALONE).reshape(-1, rest.size(-1)).any(0).nonzero().squeeze(-1)
+    for rows in with_bar(alone.split(covariance.parts.columns_at_once()), "observations that stand alone"):
+        precision[..., rows] = _inverse_block(covariance.parts, rows).diagonal(dim1=-1, dim2=-2).to(precision.dtype)
+    return precision
+
+
+def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    labels = torch.as_tensor(groups)
+    if labels.shape != y.shape[-1:]:
+        raise ValueError(f"leave_out: groups: got shape {tuple(labels.shape)}, expected {tuple(y.shape[-1:])}")
+    mean, variance = torch.empty_like(y), torch.empty_like(y)
+    _, where = torch.unique(labels, return_inverse=True)
+    order = where.argsort(stable=True)
+    members = order.split(torch.bincount(where).tolist())
+    for rows in with_bar(members, "groups left out", unit="group"):
+        cholesky = torch.linalg.cholesky(_inverse_block(parts, rows))
+        shift = torch.cholesky_solve(weights[..., rows].double().unsqueeze(-1), cholesky).squeeze(-1)
+        mean[..., rows] = (y[..., rows].double() - shift).to(y.dtype)
+        variance[..., rows] = torch.cholesky_inverse(cholesky).diagonal(dim1=-1, dim2=-2).to(y.dtype)
+    return mean, variance
+
+
+def _inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
+    """``(A^-1)_gg`` in float64. shape: (*batch, g, g)"""
+    train, blocks = parts.train, []
+    with settings.solve_tolerance(_TIGHTER * settings.tolerance_in_force()):
+        for some in rows.split(parts.columns_at_once()):
+            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
+            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
+            blocks.append(train._solve(columns)[..., rows, :])
+    block = torch.cat(blocks, -1)
+    return 0.5 * (block + block.mT)
