@@ -9,6 +9,7 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.kernels.solutions import LastSolutions
@@ -102,9 +103,14 @@ class GappyGridKernel(Kernel):
             return KernelRowsOperator(x1, x2, kernel=self, params=params)
         if rows is None:
             assert cols is not None
+            if not free1 and self._too_many(x1, cols.shape):
+                return KernelRowsOperator(x1, x2, kernel=self, params=params, width=sum(cols.shape))
             factors = self._factors(self._split(x1), cols.axes, **params)
             return KhatriRaoOperator(*factors, col_index=cols.index, points=x1.detach())
         if cols is None:
+            if not free2 and self._too_many(x2, rows.shape):
+                width = sum(rows.shape)
+                return KernelRowsOperator(x2, x1, kernel=self, params=params, width=width, transposed=True)
             factors = self._factors(rows.axes, self._split(x2), **params)
             transposed = (factor.mT for factor in factors)
             return KhatriRaoOperator(*transposed, col_index=rows.index, transposed=True, points=x2.detach())
@@ -112,6 +118,12 @@ class GappyGridKernel(Kernel):
         return SelectedKroneckerOperator(
             *factors, row_index=rows.index, col_index=cols.index, row_points=x1, col_points=x2
         )
+
+    def _too_many(self, x: Tensor, shape: tuple[int, ...]) -> bool:
+        """Whether scattered points are so many that their covariances with the axes are made some at a time."""
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            return False
+        return len(x) > 1 and 32 * len(x) * sum(shape) > settings.prediction_memory.value()
 
     def cells_of(self, x: Tensor, training: bool = True) -> Cells | None:
         """The points x `(N, D)` as cells of a grid: this one or, if one is off it, their own. None if scattered.

@@ -76,7 +76,7 @@ def row_points(covariance: LinearOperator) -> Tensor | None:
     if isinstance(covariance, SumLinearOperator):
         found = map(row_points, covariance.linear_ops)
         return next((points for points in found if points is not None), None)
-    return getattr(covariance, "row_points", None)
+    return getattr(getattr(covariance, "base_linear_op", covariance), "row_points", None)  # of a scaled one
 
 
 def grid_covariance(covariance: LinearOperator) -> LinearOperator:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 from linear_operator import to_dense
-from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, RootLinearOperator, SumLinearOperator
+from linear_operator.operators import LinearOperator, RootLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
@@ -28,6 +28,7 @@ from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import same_cells
+from gpytorch_gaps.operators._posterior_parts import summands
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 
@@ -58,7 +59,7 @@ class JointDraws:
         terms: list[_Term] = []
         if isinstance(train, OwnAddedDiagOperator):
             self._noise = train._diag_tensor._diagonal()
-            parts = [_summands(op) for op in (prior, cross, train._linear_op)]
+            parts = [summands(op) for op in (prior, cross, train._linear_op)]
             if len(set(map(len, parts))) == 1:
                 terms = [_term(here, across, there, cells) for here, across, there in zip(*parts, strict=True)]
             else:
@@ -102,11 +103,6 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
     for other in others:
         first = first + other
     return first
-
-
-def _summands(op: LinearOperator) -> Sequence[LinearOperator]:
-    plain_sum = isinstance(op, SumLinearOperator) and not isinstance(op, AddedDiagLinearOperator)
-    return op.linear_ops if plain_sum else (op,)
 
 
 def _term(prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None) -> _Term:

@@ -1,17 +1,24 @@
 """What a posterior covariance ``K_** - K_*X A^-1 K_X*`` is made of, ``A = K_XX + D``, and its exact solves."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from linear_operator import to_dense
-from linear_operator.operators import LinearOperator, SumLinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantMulLinearOperator,
+    LinearOperator,
+    SumLinearOperator,
+)
 from linear_operator.utils.getitem import _noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 
 _MAX_PASSES = 3  # each takes the residual down by the tolerance of a solve
 
@@ -60,6 +67,19 @@ class PosteriorParts:
         train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
         return PosteriorParts(prior, cross, train, None if self.points is None else self.points.at(index))
 
+    def pieces(self) -> Iterator["PosteriorParts"]:
+        """Of scattered points too many for their covariances to be held: some at a time, with these worked out."""
+        by_rows = _rows_of(self.cross)
+        if not by_rows:
+            yield self
+            return
+        memory = settings.prediction_memory.value()
+        width = 32 * self.train.batch_shape.numel() * max(op.width for op in by_rows)
+        size = int(max(1, min(memory // width, math.sqrt(memory / 40.0))))
+        for start in range(0, self.num_points, size):
+            part = self.at(slice(start, start + size))
+            yield replace(part, cross=_at_once(part.cross))
+
     def prior_variance(self) -> Tensor:
         """shape: (*batch, Q)"""
         return self.prior.diagonal(dim1=-1, dim2=-2)
@@ -75,8 +95,11 @@ class PosteriorParts:
     def _grid_numbers(self) -> int:
         """Cells that a product with the covariance of the observations visits for one column."""
         kernel = getattr(self.train, "_linear_op", None)
-        terms = kernel.linear_ops if isinstance(kernel, SumLinearOperator) else (kernel,)
-        return max(math.prod(getattr(term, "row_shape", ())) for term in terms) * self.train.batch_shape.numel()
+        terms = summands(kernel) if kernel is not None else ()
+        return (
+            max((math.prod(getattr(term, "row_shape", ())) for term in terms), default=1)
+            * self.train.batch_shape.numel()
+        )
 
     # -- exact solves --------------------------------------------------------------------------------------------------
 
@@ -126,3 +149,25 @@ class PosteriorParts:
         if isinstance(self.train, OwnAddedDiagOperator):
             return self.train.wide_matmul(x)
         return self.train._matmul(x.to(self.dtype)).double()
+
+
+def summands(op: LinearOperator) -> Sequence[LinearOperator]:
+    """The terms of a sum; anything else is its only term."""
+    plain_sum = isinstance(op, SumLinearOperator) and not isinstance(op, AddedDiagLinearOperator)
+    return op.linear_ops if plain_sum else (op,)
+
+
+def _rows_of(cross: LinearOperator) -> list[KernelRowsOperator]:
+    """The terms of a covariance that are made row by row although a grid is on their other side."""
+    bases = [getattr(term, "base_linear_op", term) for term in summands(cross)]
+    return [op for op in bases if isinstance(op, KernelRowsOperator) and op.row_points is not None]
+
+
+def _at_once(cross: LinearOperator) -> LinearOperator:
+    if isinstance(cross, KernelRowsOperator):
+        return cross.at_once()
+    if isinstance(cross, ConstantMulLinearOperator) and isinstance(cross.base_linear_op, KernelRowsOperator):
+        return cross.base_linear_op.at_once()._mul_constant(cross._constant)
+    if len(summands(cross)) > 1:
+        return SumLinearOperator(*map(_at_once, summands(cross)))
+    return cross

@@ -12,6 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,6 +45,14 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
     """The variances of a posterior, reported. shape: (*batch, Q)"""
     if not parts.num_points:
         return parts.prior_variance()
+    found = [_variance(piece) for piece in parts.pieces()]
+    reports = [report for _, report in found]
+    error, seconds = torch.cat([report.error for report in reports], -1), sum(report.seconds for report in reports)
+    report_variance(replace(reports[0], error=error, seconds=seconds))
+    return torch.cat([variance for variance, _ in found], -1)
+
+
+def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     method = settings.variance_method.value()
     if method == "low_rank":
         return _low_rank(parts)
@@ -55,8 +64,7 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
         explained, error, rank = closed
         bound = (error * prior).detach()
         seconds = time.perf_counter() - started
-        report_variance(VarianceReport("exact", bound, seconds, rank=rank, reason="without solves"))
-        return prior - explained
+        return prior - explained, VarianceReport("exact", bound, seconds, rank=rank, reason="without solves")
     if method == "auto":
         flops = parts.train.solve_flops(parts.num_points) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
         if flops > _AFFORDABLE and parts.num_points > _FEW_DRAWS * settings.variance_samples.value():
@@ -66,8 +74,8 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
     bar = with_bar(chunks, "exact variances", unit="chunk")
     variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
     bound = tolerance * variance.detach().abs()
-    report_variance(VarianceReport("exact", bound, time.perf_counter() - started, reason=f"{len(chunks)} solves"))
-    return variance
+    reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
+    return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
 
 
 # -- low rank --------------------------------------------------------------------------------------------------------
@@ -103,7 +111,7 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, float, int] | None:
     return explained, error, form.rank
 
 
-def _low_rank(parts: PosteriorParts) -> Tensor:
+def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     """By the leading eigenvectors alone, with an error judged by some points whose variances are exact as well."""
     started = time.perf_counter()
     if parts.differentiated:
@@ -126,8 +134,7 @@ def _low_rank(parts: PosteriorParts) -> Tensor:
     worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
     error = worst.expand(variance.shape)
     seconds, reason = time.perf_counter() - started, f"error judged by {len(some)} exact ones"
-    report_variance(VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason))
-    return variance
+    return variance, VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason)
 
 
 def _explained_by(parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]) -> Tensor:
@@ -173,7 +180,7 @@ def _basis(
 # -- from draws ------------------------------------------------------------------------------------------------------
 
 
-def _pathwise(parts: PosteriorParts, reason: str) -> Tensor:
+def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
     started, count = time.perf_counter(), settings.variance_samples.value()
     prior = parts.prior_variance()
     left, told = torch.zeros_like(prior), torch.zeros_like(prior)
@@ -190,8 +197,6 @@ def _pathwise(parts: PosteriorParts, reason: str) -> Tensor:
     spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(torch.finfo(prior.dtype).tiny)
     # 1.96 for many draws; more for few, since the spread itself is estimated
     error = (2.0 + 14.0 / count) * math.sqrt(2.0 / count) * spread
-    report = VarianceReport("pathwise", error, time.perf_counter() - started, num_samples=count, reason=reason)
-    report_variance(report)
     if reason != "asked for":
         share_off = float((error / known.clamp_min(torch.finfo(prior.dtype).tiny)).median())
         warnings.warn(
@@ -201,4 +206,5 @@ def _pathwise(parts: PosteriorParts, reason: str) -> Tensor:
             ApproximateVarianceWarning,
             stacklevel=2,
         )
-    return variance
+    seconds = time.perf_counter() - started
+    return variance, VarianceReport("pathwise", error, seconds, num_samples=count, reason=reason)
