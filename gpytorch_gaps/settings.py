@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import linear_operator
@@ -158,18 +158,8 @@ def tolerance_in_force(training: bool = False) -> float:
     return min(ours, float(linear_operator.settings.cg_tolerance.value()))
 
 
-_ALL = (
-    gap_method,
-    logdet_method,
-    variance_method,
-    variance_samples,
-    preconditioner_rank,
-    solve_tolerance,
-    train_tolerance,
-    max_iterations,
-    gap_penalty,
-    prediction_memory,
-)
+_OF_A_SOLVE = (gap_method, preconditioner_rank, solve_tolerance, max_iterations, gap_penalty)
+_ALL = (*_OF_A_SOLVE, logdet_method, train_tolerance, variance_method, variance_samples, prediction_memory)
 
 
 @dataclass(frozen=True)
@@ -194,9 +184,10 @@ class Snapshot:
             stack.enter_context(resumed(self.records))
             yield
 
-    def without_records(self) -> "Snapshot":
-        """The values alone: a key."""
-        return replace(self, records=())
+    @property
+    def of_a_solve(self) -> tuple[Any, ...]:
+        """What a solution depends on: its key."""
+        return *self.values[: len(_OF_A_SOLVE)], self.cg_tolerance, self.max_cholesky_size
 
 
 def in_force() -> Snapshot:

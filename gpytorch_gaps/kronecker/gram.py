@@ -8,6 +8,7 @@ so all of them are read off one rectangular Kronecker product of the mask with t
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -51,26 +52,39 @@ def pair_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, flo
 def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:
     rank = positions.size(-1)
     pairs, pair_of = zip(*[_pair_factor(q) for q in vectors], strict=True)
-    tail = 1
-    for pair in pairs[1:]:
-        tail *= pair.size(-2)
+    tail = math.prod(pair.size(-2) for pair in pairs[1:])
     # the first axis is visited in chunks of pairs, so that the table of all pair products need not fit in memory
     chunk = max(1, _CHUNK_NUMBERS // max(1, tail, *(weights.size(-1) // q.size(-2) for q in vectors)))
-    first = pair_of[0][positions[0].unsqueeze(-1), positions[0]]  # shape: (p, p)
-    flat = torch.zeros_like(first)
-    for axis, pair in zip(range(1, len(pairs)), pairs[1:], strict=True):
-        flat = flat * pair.size(-2) + pair_of[axis][positions[axis].unsqueeze(-1), positions[axis]]
+    if chunk >= pairs[0].size(-2):
+        table = kron_matmul(pairs, weights.unsqueeze(-1)).squeeze(-1)
+        first = pair_of[0][positions[0].unsqueeze(-1), positions[0]]  # shape: (p, p)
+        return table[..., first * tail + _pairs_of(positions[1:], pair_of[1:])]
+    # eigenvectors with the same column on the first axis side by side: a pair of columns is a block of the matrix
+    order = positions[0].argsort(stable=True)
+    flat = _pairs_of(positions[1:, order], pair_of[1:])
+    counts = torch.bincount(positions[0], minlength=vectors[0].size(-1)).tolist()
+    ends = list(accumulate(counts))
+    blocks = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
     batch = torch.broadcast_shapes(*(q.shape[:-2] for q in vectors), weights.shape[:-1])
-    gram = weights.new_empty(*batch, rank * rank)
-    first, flat = first.reshape(-1), flat.reshape(-1)
+    gram = weights.new_empty(*batch, rank, rank)
+    columns = list(combinations_with_replacement(blocks, 2))  # in the order of the pairs
     for start in range(0, pairs[0].size(-2), chunk):
         part = pairs[0][..., start : start + chunk, :]
-        table = kron_matmul([part, *pairs[1:]], weights.unsqueeze(-1)).squeeze(-1)
-        if part.size(-2) == pairs[0].size(-2):
-            return table[..., first * tail + flat].reshape(*batch, rank, rank)
-        here = ((first >= start) & (first < start + part.size(-2))).nonzero().squeeze(-1)
-        gram[..., here] = table[..., (first[here] - start) * tail + flat[here]]
-    return gram.reshape(*batch, rank, rank)
+        table = kron_matmul([part, *pairs[1:]], weights.unsqueeze(-1)).squeeze(-1).unflatten(-1, (-1, tail))
+        for number, (rows, others) in enumerate(columns[start : start + chunk]):
+            block = table[..., number, :][..., flat[rows, others]]
+            gram[..., rows, others] = block
+            gram[..., others, rows] = block.mT
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(rank, device=order.device))
+    return gram[..., back, :][..., back]
+
+
+def _pairs_of(positions: Tensor, pair_of: Sequence[Tensor]) -> Tensor:
+    """The flat pair of columns, over some axes, of each two eigenvectors. shape: (axes, p) -> (p, p)"""
+    flat = torch.zeros(positions.size(-1), positions.size(-1), dtype=torch.long, device=positions.device)
+    for own, rows in zip(positions, pair_of, strict=True):
+        flat = flat * (rows.size(-1) * (rows.size(-1) + 1) // 2) + rows[own.unsqueeze(-1), own]
+    return flat
 
 
 def _pair_factor(vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel, one_member
+from gpytorch_gaps.kernels.solutions import LastSolutions
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._posterior_parts import PredictionPoints
@@ -24,11 +25,17 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     """What ``ExactGP`` calls in eval mode for kernels with a :class:`GappyGridKernel` in them.
 
     The solution ``(K_XX + D)^-1 (y - m)`` is kept for the settings it was made with: another method or tolerance makes
-    another.
+    another. A first one starts from that of the data before these, which the kernel remembers, or `before`.
     """
 
     def __init__(
-        self, train_inputs: Any, train_prior_dist: Any, train_labels: Tensor, likelihood: Any, **roots: Any
+        self,
+        train_inputs: Any,
+        train_prior_dist: Any,
+        train_labels: Tensor,
+        likelihood: Any,
+        before: LastSolutions | None = None,
+        **roots: Any,
     ) -> None:
         if isinstance(train_prior_dist, MultitaskMultivariateNormal):
             raise ValueError("model: got a multitask prior; expected outputs as an axis of the grid (IndexKernel)")
@@ -37,14 +44,15 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's own likelihoods do not evaluate the kernel
             covariance = grid_covariance(covariance._linear_op) + covariance._diag_tensor
         self.lik_train_train_covar = covariance
-        self._solutions: dict[tuple[settings.Snapshot, bool], Tensor] = {}
+        self._solutions: dict[tuple[tuple[Any, ...], bool], Tensor] = {}
+        self._before = before
 
     @property
     def mean_cache(self) -> Tensor:
         """``(K_XX + D)^-1 (y - m)``. shape: (*batch, N)"""
         if gpytorch.settings.observation_nan_policy.value() != "ignore":
             raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
-        key = (settings.in_force().without_records(), gpytorch.settings.detach_test_caches.on())
+        key = (settings.in_force().of_a_solve, gpytorch.settings.detach_test_caches.on())
         if key not in self._solutions:
             _warn_of_rounding(self.lik_train_train_covar)
             solution = self._solution(key[0])
@@ -55,8 +63,8 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             self._solutions[key] = solution
         return self._solutions[key]
 
-    def _solution(self, key: settings.Snapshot) -> Tensor:
-        """From that of the data before these, where the kernel remembers it."""
+    def _solution(self, key: tuple[Any, ...]) -> Tensor:
+        """From that of the data before these, where it is remembered."""
         train, offset = self.lik_train_train_covar, (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
         if not isinstance(train, OwnAddedDiagOperator):
             return train.solve(offset).squeeze(-1)
@@ -64,7 +72,8 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         if found is None:
             return train.solve(offset).squeeze(-1)
         kernel, x = found
-        guess = kernel.solutions.start(key, kernel.grid, x, offset.shape[:-2])
+        known = self._before or kernel.solutions
+        guess = known.start(key, kernel.grid, x, offset.shape[:-2])
         solution = train.solve(offset, guess=None if guess is None else guess.unsqueeze(-1)).squeeze(-1)
         kernel.solutions.keep(key, x, solution)
         return solution
@@ -106,7 +115,10 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     ) -> "GappyGridPredictionStrategy":
         """With further observations: solved anew, exactly, from the solution without them."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-        return type(self)(full_inputs, full_output, full_targets, likelihood)
+        found = self._grid_points
+        return type(self)(
+            full_inputs, full_output, full_targets, likelihood, before=None if found is None else found[0].solutions
+        )
 
 
 def _warn_of_rounding(covariance: LinearOperator) -> None:

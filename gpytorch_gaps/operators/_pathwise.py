@@ -12,6 +12,7 @@ from torch import Tensor
 from gpytorch_gaps.operators._joint_draws import JointDraws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts
 from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.solvers.choose import expecting
 
 
 def pathwise_draws(
@@ -27,6 +28,7 @@ def pathwise_draws(
     with with_bar(None, what, total=count, unit="draw") as bar:
         for start in range(0, count, size):
             observed, tested = joint.draw(min(size, count - start), generator)
-            explained = parts.cross @ parts.train.solve(observed)
+            with expecting(count * parts.train.batch_shape.numel()):
+                explained = parts.cross @ parts.train.solve(observed)
             yield tested - explained, explained
             bar.update(tested.size(-1))

@@ -20,6 +20,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 
+_CACHE = 2**21  # numbers: where products of several columns begin to cost more than those of one at a time
 _MAX_PASSES = 3  # each takes the residual down by the tolerance of a solve
 
 
@@ -87,10 +88,15 @@ class PosteriorParts:
     def columns_at_once(self, more: int = 0) -> int:
         """As many as memory allows: a solve holds about ten numbers an observation and column.
 
+        And on a CPU as many as its cache: columns of a large grid are faster one after the other.
+
         :param more: further numbers a column.
         """
-        numbers = 10 * self.train.shape[:-1].numel() + 4 * self._grid_numbers() + more
-        return int(max(1, settings.prediction_memory.value() // (8 * numbers)))
+        cells = self._grid_numbers()
+        numbers = 10 * self.train.shape[:-1].numel() + 4 * cells + more
+        by_memory = settings.prediction_memory.value() // (8 * numbers)
+        by_cache = _CACHE // cells if self.train.device.type == "cpu" else by_memory
+        return int(max(1, min(by_memory, by_cache)))
 
     def _grid_numbers(self) -> int:
         """Cells that a product with the covariance of the observations visits for one column."""
@@ -131,17 +137,20 @@ class PosteriorParts:
             wide, own = columns.double(), isinstance(self.train, OwnAddedDiagOperator)
             tolerance, floor = settings.tolerance_in_force(), 10.0 * torch.finfo(torch.float64).eps * prior.double()
             noise = self.train._diag_tensor._diagonal().double().amin(-1, keepdim=True) if own else None
-            weights, residual = torch.zeros_like(wide), wide
-            for _ in range(_MAX_PASSES if own else 1):
-                solve = self.train._solve if own else self.train.solve
-                weights = weights + solve(residual if own else residual.to(self.dtype)).double()
-                if noise is None:
-                    break
+            if noise is None:
+                return self.train.solve(wide.to(self.dtype)).double()
+            weights, residual, reduction = torch.zeros_like(wide), wide, tolerance
+            for _ in range(_MAX_PASSES):
+                with settings.solve_tolerance(reduction):
+                    weights = weights + self.train._solve(residual)
                 residual = wide - self._wide_product(weights)
                 variance = prior.double() - (weights * (wide + residual)).sum(-2)
                 error = residual.square().sum(-2) / noise.clamp_min(torch.finfo(noise.dtype).tiny)
-                if bool((error <= tolerance * variance.maximum(floor)).all()):
+                allowed = tolerance * variance.maximum(floor)
+                if bool((error <= allowed).all()):
                     break
+                # no further than that: half of what is missing in the worst column
+                reduction = min(0.5, max(tolerance, 0.5 * math.sqrt(float((allowed / error).min()))))
         return weights
 
     def _wide_product(self, x: Tensor) -> Tensor:

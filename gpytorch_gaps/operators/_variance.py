@@ -34,6 +34,7 @@ from gpytorch_gaps.reports import (
     report_solve,
     report_variance,
 )
+from gpytorch_gaps.solvers.choose import expecting
 from gpytorch_gaps.solvers.solve import ADVICE
 
 _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
@@ -72,7 +73,8 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     size = parts.columns_at_once()
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
     bar = with_bar(chunks, "exact variances", unit="chunk")
-    variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
+    with expecting(parts.num_points * parts.train.batch_shape.numel()):
+        variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
     bound = tolerance * variance.detach().abs()
     reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
     return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)

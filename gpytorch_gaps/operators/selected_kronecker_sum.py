@@ -29,6 +29,7 @@ from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
+from gpytorch_gaps.solvers.choose import planned_columns
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
@@ -174,7 +175,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             error = (rhs.double() - system.matmul(guess.double())).norm(dim=-2)
             start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
             guess = guess if start < 1.0 else None
-        plan = self._plan(rhs.shape[:-2].numel() * rhs.size(-1), training, min(1.0, start))
+        plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, min(1.0, start))
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)
         else:

@@ -16,7 +16,8 @@ of a cold start, and costs little more.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -43,6 +44,24 @@ class Plan:
     iterations: float = 0.0  # that it is thought to need
     flops: float = math.inf
     reason: str = ""
+
+
+_expected: list[int] = []
+
+
+@contextmanager
+def expecting(columns: int) -> Iterator[None]:
+    """Says that so many right-hand sides will be solved for, some at a time: a set-up is made for all of them."""
+    _expected.append(columns)
+    try:
+        yield
+    finally:
+        _expected.pop()
+
+
+def planned_columns(columns: int) -> int:
+    """How many right-hand sides a plan is made for, of which `columns` are there."""
+    return max(columns, *_expected) if _expected else columns
 
 
 PlanT = TypeVar("PlanT", bound=Plan)

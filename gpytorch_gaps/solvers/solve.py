@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.reports import SolveReport, report_solve
-from gpytorch_gaps.solvers.choose import Plan, best_rank, choose_plans, quicker, rank_plans, still_needed
+from gpytorch_gaps.solvers.choose import (
+    Plan,
+    best_rank,
+    choose_plans,
+    planned_columns,
+    quicker,
+    rank_plans,
+    still_needed,
+)
 from gpytorch_gaps.solvers.fill import Fill
 from gpytorch_gaps.solvers.ignore import Ignore
 from gpytorch_gaps.solvers.penalize import Penalize
@@ -59,9 +67,9 @@ def solve_system(
     inner = torch.float32 if system.dtype == torch.float32 else torch.float64
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
     if method == "auto":
-        plans = choose_plans(system, columns, tolerance, max_iterations, max_cholesky, start)
+        plans = choose_plans(system, planned_columns(columns), tolerance, max_iterations, max_cholesky, start)
     else:
-        plans = [_named_plan(system, method, rank, columns, tolerance, max_iterations, start)]
+        plans = [_named_plan(system, method, rank, planned_columns(columns), tolerance, max_iterations, start)]
     iterations, passes, flops, tried = 0, 0, 0.0, ""
     best: tuple[Plan, Tensor, Tensor] | None = None
     for plan in plans:

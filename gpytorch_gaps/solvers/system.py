@@ -176,7 +176,8 @@ class GapSystem:
 
     def matmul(self, x: Tensor) -> Tensor:
         """``(W K W' + D) x``. shape: (*batch, N, C)"""
-        return self.kernel_matmul(x, self.train_index, self.train_index) + self.noise.to(x.dtype).unsqueeze(-1) * x
+        image = self.kernel_matmul(x, self.train_index, self.train_index)
+        return torch.addcmul(image, self.noise.to(x.dtype).unsqueeze(-1), x)
 
     def shifted_solve(self, x: Tensor) -> Tensor:
         """``(K + s2 I)^-1 x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
