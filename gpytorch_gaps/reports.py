@@ -83,8 +83,9 @@ class LogdetReport:
 class VarianceReport:
     """The variances of a posterior, once worked out.
 
-    `error`, in the units of the variance, one a point: for ``"exact"`` a bound that follows from the tolerance; for
-    ``"low_rank"`` what 95 % of points stay within, judged by a few exact ones; for ``"pathwise"`` one standard error.
+    `error`, in the units of the variance, one a point: for ``"exact"`` what follows from the tolerance; for the others
+    what 95 % of points stay within, judged by some exact ones (``"low_rank"``) or by the number of samples
+    (``"pathwise"``: about two standard errors).
     """
 
     method: str

@@ -1,5 +1,7 @@
 """Draws of a posterior at any points, jointly, in the units of the data."""
 
+from numbers import Integral
+
 import torch
 from gpytorch.models import ExactGP
 from linear_operator.operators import LinearOperator
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.models.modes import evaluating
 from gpytorch_gaps.operators.noisy_posterior_covariance import NoisyPosteriorCovarianceOperator
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 
@@ -36,24 +39,27 @@ def sample_posterior(
     """
     if not isinstance(model, ExactGP):
         raise ValueError(f"sample_posterior: model: got {type(model).__name__}, expected a gpytorch.models.ExactGP")
-    if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples < 1:
+    if not isinstance(num_samples, Integral) or isinstance(num_samples, bool) or num_samples < 1:
         raise ValueError(f"sample_posterior: num_samples: got {num_samples!r}, expected an integer above 0")
+    if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+        raise ValueError(f"sample_posterior: seed: got {seed!r}, expected an integer or None")
     if not isinstance(x, Tensor | CartesianGrid):
         raise ValueError(f"sample_posterior: x: got {type(x).__name__}, expected a tensor of points or a CartesianGrid")
     if model.train_inputs is None:
         raise ValueError("sample_posterior: model: has no training data, expected some; set_train_data gives it")
     shape = x.shape if isinstance(x, CartesianGrid) else None
     points = x.points() if isinstance(x, CartesianGrid) else x
-    training = model.training
-    try:
-        with settings.progress(settings.progress.value() and progress):
-            posterior = model.eval()(points)
-            if noise:
-                posterior = model.likelihood(posterior)
-            generator = None if seed is None else torch.Generator(device=posterior.mean.device).manual_seed(seed)
-            deviations = _draws_of(posterior.lazy_covariance_matrix).zero_mean_mvn_samples(num_samples, generator)
-    finally:
-        model.train(training)
+    columns = model.train_inputs[0].size(-1)
+    if points.size(-1) != columns:
+        raise ValueError(
+            f"sample_posterior: x: got {points.size(-1)} columns, expected {columns}, as the training data"
+        )
+    with evaluating(model), settings.progress(settings.progress.value() and progress):
+        posterior = model(points)
+        if noise:
+            posterior = model.likelihood(posterior)
+        generator = None if seed is None else torch.Generator(device=posterior.mean.device).manual_seed(int(seed))
+        deviations = _draws_of(posterior.lazy_covariance_matrix).zero_mean_mvn_samples(int(num_samples), generator)
     samples = posterior.mean + deviations
     return samples if shape is None else samples.unflatten(-1, shape)
 

@@ -10,6 +10,7 @@ solved for. A group g left out together takes the block ``C = (A^-1)_gg``: mean 
 
 import math
 from dataclasses import asdict, dataclass
+from numbers import Real
 
 import gpytorch
 import torch
@@ -19,6 +20,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.models.modes import evaluating
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
@@ -52,7 +54,7 @@ class Score:
     def __str__(self) -> str:
         return (
             f"RMSE {self.rmse:.4g}, MAE {self.mae:.4g}, CRPS {self.crps:.4g}, NLPD {self.nlpd:.4g}, interval score "
-            f"{self.interval:.4g}, {self.level:.0%} intervals cover {self.coverage:.1%} of {self.count}"
+            f"{self.interval:.4g}, {100 * self.level:.6g}% intervals cover {self.coverage:.1%} of {self.count}"
         )
 
 
@@ -69,13 +71,18 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
             f"score: posterior: got {type(posterior).__name__}, expected a MultivariateNormal such as "
             "likelihood(model(x))"
         )
-    if not (isinstance(level, int | float) and 0.0 < level < 1.0):
+    if not (isinstance(level, Real) and 0.0 < level < 1.0):
         raise ValueError(f"score: level: got {level!r}, expected a number between 0 and 1")
     with torch.no_grad():
         mean = posterior.mean.double()
         values = torch.as_tensor(truth).to(mean)
-        if values.numel() != mean.numel():
-            raise ValueError(f"score: truth: got shape {tuple(values.shape)}, expected {tuple(mean.shape)}")
+        batch = mean.shape[:-1]
+        fits = values.shape[: len(batch)] == batch and values.shape[len(batch) :].numel() == mean.size(-1)
+        if values.shape != mean.shape and not fits:
+            raise ValueError(
+                f"score: truth: got shape {tuple(values.shape)}, expected {tuple(mean.shape)}, or a grid with as many "
+                "cells in place of the last dimension"
+            )
         values = values.reshape(mean.shape)
         known = ~values.isnan()
         if not bool(known.any()):
@@ -105,8 +112,8 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
 def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:
     """Predictions of every observation from the others, with its noise: ``score(leave_out(model), train_y)``.
 
-    Exact, from one solution and the posterior variances at the observations; nothing is solved anew for every
-    observation where these are cheap.
+    From one solution and the posterior variances at the observations, and as exact as these: see
+    ``settings.variance_method``. Nothing is solved anew for every observation where they are cheap.
 
     :param model: conditioned on data, with a :class:`GappyGridKernel` in it. Its hyperparameters stay as they are.
     :param groups: a label for every observation, shape (N,): observations with the same label, such as those of one
@@ -115,27 +122,24 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
     """
     if not isinstance(model, ExactGP) or model.train_inputs is None:
         raise ValueError("leave_out: model: expected a gpytorch.models.ExactGP with training data")
-    training = model.training
-    try:
-        with torch.no_grad(), settings.progress(settings.progress.value() and progress):
-            with gpytorch.settings.debug(False):  # predicting at the training data is meant
-                posterior = model.eval()(*model.train_inputs)
-            covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
-            own = isinstance(covariance, PosteriorCovarianceOperator)
-            if not own or not isinstance(covariance.parts.train, OwnAddedDiagOperator):
-                raise ValueError(
-                    "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
-                )
-            with covariance.snapshot.restored():
-                weights, y = strategy.mean_cache, model.train_targets
-                noise = strategy.lik_train_train_covar._diag_tensor._diagonal()
-                if groups is None:
-                    precision = _precision(covariance, noise)
-                    mean, variance = y - weights / precision, 1.0 / precision
-                else:
-                    mean, variance = _groups_out(covariance.parts, weights, y, groups)
-    finally:
-        model.train(training)
+    with evaluating(model), torch.no_grad(), settings.progress(settings.progress.value() and progress):
+        with gpytorch.settings.debug(False), gpytorch.settings.skip_posterior_variances(False):
+            # predicting at the training data is meant
+            posterior = model(*model.train_inputs)
+        covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
+        own = isinstance(covariance, PosteriorCovarianceOperator)
+        if not own or not isinstance(covariance.parts.train, OwnAddedDiagOperator):
+            raise ValueError(
+                "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
+            )
+        with covariance.snapshot.restored():
+            weights, y = strategy.mean_cache, model.train_targets
+            noise = strategy.lik_train_train_covar._diag_tensor._diagonal()
+            if groups is None:
+                precision = _precision(covariance, noise)
+                mean, variance = y - weights / precision, 1.0 / precision
+            else:
+                mean, variance = _groups_out(covariance.parts, weights, y, groups)
     return MultivariateNormal(mean, DiagLinearOperator(variance))
 
 
@@ -151,10 +155,15 @@ def _precision(covariance: PosteriorCovarianceOperator, noise: Tensor) -> Tensor
 
 
 def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    labels = torch.as_tensor(groups)
+    try:
+        labels = torch.as_tensor(groups, device=y.device)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"leave_out: groups: expected numbers, one label an observation: {error}") from error
+    if labels.is_floating_point() and bool(labels.isnan().any()):
+        raise ValueError("leave_out: groups: got NaN, expected a label for every observation")
     if labels.shape != y.shape[-1:]:
         raise ValueError(f"leave_out: groups: got shape {tuple(labels.shape)}, expected {tuple(y.shape[-1:])}")
-    mean, variance = torch.empty_like(y), torch.empty_like(y)
+    mean, variance = torch.empty_like(weights), torch.empty_like(weights)
     _, where = torch.unique(labels, return_inverse=True)
     order = where.argsort(stable=True)
     members = order.split(torch.bincount(where).tolist())

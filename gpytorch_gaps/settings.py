@@ -91,7 +91,7 @@ class variance_method(_Choice):
 class variance_samples(_Number):
     """Draws that pathwise variances are estimated from: their standard error is at most ``sqrt(2 / samples)``."""
 
-    minimum = 2
+    minimum = 8  # with fewer the stated error would not be one
     integer = True
     _global_value = 64
 

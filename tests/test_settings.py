@@ -8,6 +8,8 @@ from gpytorch_gaps import settings
 DEFAULTS = {
     "gap_method": "auto",
     "logdet_method": "auto",
+    "variance_method": "auto",
+    "variance_samples": 64,
     "preconditioner_rank": None,
     "solve_tolerance": 1e-6,
     "train_tolerance": 1e-6,
@@ -17,6 +19,8 @@ DEFAULTS = {
 GOOD = {
     "gap_method": ["auto", "fill", "ignore", "penalize", "cholesky"],
     "logdet_method": ["auto", "exact", "stochastic", "nystrom"],
+    "variance_method": ["auto", "exact", "low_rank", "pathwise"],
+    "variance_samples": [8, 64, 10**5],
     "preconditioner_rank": [None, 0, 1, 500],
     "solve_tolerance": [1e-12, 0.5, 1],
     "train_tolerance": [1e-12, 0.5, 1],
@@ -27,6 +31,8 @@ NOT_TOLERANCES = [0, 0.0, -1e-6, float("nan"), float("inf"), None, "1e-6", True,
 BAD = {
     "gap_method": ["", "Fill", "fil", None, 1, ["fill"], ("fill",), b"fill"],
     "logdet_method": ["", "EXACT", "cholesky", None, 0],
+    "variance_method": ["", "Exact", "low rank", "lowrank", "samples", None, 1, ["exact"]],
+    "variance_samples": [7, 1, 0, -64, 64.0, None, "64", True, float("nan"), float("inf"), [64]],
     "preconditioner_rank": [-1, 2.0, 0.5, "10", True, float("nan"), [3]],
     "solve_tolerance": NOT_TOLERANCES,
     "train_tolerance": NOT_TOLERANCES,

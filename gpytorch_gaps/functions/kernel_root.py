@@ -3,7 +3,8 @@
 ``K = Q T Q'`` has the symmetric root ``S = Q T^(1/2) Q'``, which does not depend on the choice of Q, and whose
 derivative solves ``S dS + dS S = dK``: entry by entry ``dS_ab = dK_ab / (s_a + s_b)`` in the eigenbasis. Repeated
 eigenvalues do no harm. A thin root is ``R = S Q_r``, with the r eigenvectors that are not lost in rounding held fixed:
-``R R' = K`` in value and first derivative, and r standard normal numbers make one draw ``R z``.
+``R R' = K`` in value and first derivative. A draw is ``S z = R (Q_r' z)`` with m standard normal numbers z: unlike
+``R z'`` with r of them it does not turn with the eigenvectors, and moves smoothly with K.
 
 >>> root, _ = kernel_root(torch.tensor([[4.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
 >>> root.abs().tolist()
@@ -27,6 +28,12 @@ def kernel_root(matrix: Tensor, floor: float | None = None) -> tuple[Tensor, Ten
     :return: shape (*batch, m, r) each.
     """
     return _KernelRoot.apply(matrix.double(), floor)
+
+
+def directions(root: Tensor) -> Tensor:
+    """Q_r of a root ``R = Q_r T_r^(1/2)``, held fixed. shape: (*batch, m, r)"""
+    length = root.detach().norm(dim=-2, keepdim=True)
+    return root.detach() / length.masked_fill(length == 0, 1.0)
 
 
 class _KernelRoot(Function):

@@ -9,6 +9,7 @@ from linear_operator import to_dense
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
 from gpytorch_gaps.operators._base import as_diagonal
@@ -18,6 +19,8 @@ from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import SumSystem
 from gpytorch_gaps.solvers.system import GapSystem
+
+_DEFAULT_RANK = 1000  # of low-rank variances
 
 
 class OwnAddedDiagOperator(AddedDiagLinearOperator):
@@ -43,8 +46,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
     def _system(self) -> GapSystem | SumSystem:
         """The detached matrix in float64, with what was worked out for it so far."""
 
-    def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
-        """A ``P = F C F' + D`` that is this matrix to the tolerance in force, and how far it is from it at most.
+    def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
+        """A ``P = F C F' + D`` that is this matrix to `level` times the tolerance in force, and how far it is at most.
 
         None where there is none, or where `num_rhs` solves cost less.
         """
@@ -188,6 +191,14 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         assert probes.estimates is not None  # set by _solve, which the estimator above called
         error, count = standard_error(probes.estimates), probes.estimates.size(0)
         return quad, value, LogdetReport("stochastic", value.detach(), error, count, probes.iterations, "data side")
+
+
+def asked_rank() -> int:
+    """Of low-rank variances: ``settings.preconditioner_rank``, or a default."""
+    rank = settings.preconditioner_rank.value()
+    if rank == 0:
+        raise ValueError("preconditioner_rank: got 0 with variance_method 'low_rank', expected a rank above 0")
+    return _DEFAULT_RANK if rank is None else rank
 
 
 def _no_preconditioner(_: LinearOperator) -> tuple[None, None, None]:

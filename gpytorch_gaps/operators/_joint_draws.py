@@ -13,6 +13,7 @@ A covariance is a sum of terms, and a draw a sum of independent draws. For ``K =
 All roots are exact, and may be differentiated.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from linear_operator.operators import LinearOperator, RootLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.kernel_root import kernel_root
+from gpytorch_gaps.functions.kernel_root import directions, kernel_root
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells
@@ -32,6 +33,7 @@ from gpytorch_gaps.operators._posterior_parts import summands
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 
+_ROOM = 4  # times as many numbers as there are cells may make one draw
 _NOTHING_LEFT = 1e-10  # of the prior variance: what rounding may leave of a point that the grid determines
 
 
@@ -108,12 +110,14 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
 def _term(prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None) -> _Term:
     if isinstance(train, SelectedKroneckerOperator):
         tested = isinstance(prior, SelectedKroneckerOperator) and prior.is_symmetric
-        if tested and cells is not None and prior.row_shape == train.row_shape and same_cells(prior.row_index, cells):
-            return _OnGrid(prior, train)
         against = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator) and _against(cross, train)
-        if isinstance(cross, SelectedKroneckerOperator):
-            alike = tested and prior.row_shape == cross.row_shape and same_cells(prior.row_index, cross.row_index)
-            if alike and against:
+        if tested and isinstance(cross, SelectedKroneckerOperator) and against:
+            alike = prior.row_shape == cross.row_shape and same_cells(prior.row_index, cross.row_index)
+            here = cells is not None and same_cells(prior.row_index, cells)
+            # cells of a part of the training grid are those of the whole only in their own covariance
+            if prior.row_shape == train.row_shape and (here or not alike):
+                return _OnGrid(prior, train)
+            if alike:
                 return _OnTwoGrids(prior, cross, train)
         elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed:
             return _Scattered(prior, cross, train)
@@ -131,10 +135,11 @@ class _OnGrid:
         # those of the prior: where gradients are wanted, the observations' may have been cut off
         self._roots = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
         self._train_index, self._test_index = train.row_index, prior.row_index
-        self.sizes = [_width(self._roots)]
+        self._turned = _turned(self._roots)
+        self.sizes = [math.prod(train.row_shape)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        grid = kron_matmul(self._roots, normals[0])
+        grid = kron_matmul(self._roots, kron_matmul(self._turned, normals[0]))
         return select_cells(grid, self._train_index), select_cells(grid, self._test_index)
 
 
@@ -148,10 +153,14 @@ class _OnTwoGrids:
         self._train_roots = [root[..., :size, :] for root, size in zip(roots, sizes, strict=True)]
         self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
         self._train_index, self._test_index = train.row_index, prior.row_index
-        self.sizes = [_width(roots)]
+        numbers = math.prod(root.size(-2) for root in roots)
+        # where both grids differ on several axes, the numbers of all their points may be far too many
+        few = numbers <= _ROOM * (math.prod(train.row_shape) + math.prod(prior.row_shape))
+        self._turned = _turned(roots) if few else None
+        self.sizes = [numbers if few else math.prod(root.size(-1) for root in roots)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        (z,) = normals
+        z = normals[0] if self._turned is None else kron_matmul(self._turned, normals[0])
         at_train = select_cells(kron_matmul(self._train_roots, z), self._train_index)
         return at_train, select_cells(kron_matmul(self._test_roots, z), self._test_index)
 
@@ -164,13 +173,15 @@ class _Scattered:
         self._known = [table.to(train.dtype) for table in known]  # shape: (*batch, Q, r_i) each
         self._train_index = train.row_index
         self._left = _root_of_what_is_left(prior, known)
-        self.sizes = [_width(self._roots)] + ([] if self._left is None else [self._left.size(-1)])
+        self._turned = _turned(self._roots)
+        self.sizes = [math.prod(train.row_shape), *([] if self._left is None else [prior.size(-1)])]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        z = normals[0]
+        z = kron_matmul(self._turned, normals[0])
         at_test = khatri_rao_matmul(self._known, z)
         if self._left is not None:
-            at_test = at_test + self._left.to(z.dtype) @ normals[1]
+            left = self._left.to(z.dtype)
+            at_test = at_test + left @ (directions(left).mT @ normals[1])
         return select_cells(kron_matmul(self._roots, z), self._train_index), at_test
 
 
@@ -188,10 +199,10 @@ class _Dense:
         self._rows = train.size(-1)
         _check_room("draws of a kernel without a grid", self._rows + prior.size(-1))
         self._root = kernel_root(_joint(to_dense(train), to_dense(cross), to_dense(prior)))[0].to(train.dtype)
-        self.sizes = [self._root.size(-1)]
+        self.sizes = [self._root.size(-2)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        both = self._root @ normals[0]
+        both = self._root @ (directions(self._root).mT @ normals[0])
         return both[..., : self._rows, :], both[..., self._rows :, :]
 
 
@@ -209,11 +220,9 @@ def _joint(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
     return torch.cat([torch.cat([train, cross.mT], -1), torch.cat([cross, prior], -1)], -2)
 
 
-def _width(roots: Sequence[Tensor]) -> int:
-    width = 1
-    for root in roots:
-        width *= root.size(-1)
-    return width
+def _turned(roots: Sequence[Tensor]) -> list[Tensor]:
+    """``Q_r'`` of each root, which turns as many normal numbers as it has rows into those it takes."""
+    return [directions(root).mT for root in roots]
 
 
 def _root_of_what_is_left(prior: LinearOperator, known: Sequence[Tensor]) -> Tensor | None:

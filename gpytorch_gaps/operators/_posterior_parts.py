@@ -63,9 +63,10 @@ class PosteriorParts:
 
     def at(self, index: Any, *batch_indices: Any) -> "PosteriorParts":
         """Some of the points."""
+        train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
+        batch_indices = batch_indices or (_noop_index,) * len(self.prior.batch_shape)
         prior = self.prior._getitem(index, _noop_index, *batch_indices)[..., index]
         cross = self.cross._getitem(index, _noop_index, *batch_indices)
-        train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
         return PosteriorParts(prior, cross, train, None if self.points is None else self.points.at(index))
 
     def pieces(self) -> Iterator["PosteriorParts"]:
@@ -79,7 +80,7 @@ class PosteriorParts:
         size = int(max(1, min(memory // width, math.sqrt(memory / 40.0))))
         for start in range(0, self.num_points, size):
             part = self.at(slice(start, start + size))
-            yield replace(part, cross=_at_once(part.cross))
+            yield replace(part, prior=_at_once(part.prior), cross=_at_once(part.cross))
 
     def prior_variance(self) -> Tensor:
         """shape: (*batch, Q)"""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from linear_operator import to_dense
 from torch import Tensor
 
 from gpytorch_gaps import settings
@@ -39,6 +40,8 @@ from gpytorch_gaps.solvers.solve import ADVICE
 
 _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
 _FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
+_EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
+_JUDGED = 8  # points by which an extension is judged
 _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
 
 
@@ -63,9 +66,8 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     closed = _closed_form(parts)
     if closed is not None:
         explained, error, rank = closed
-        bound = (error * prior).detach()
         seconds = time.perf_counter() - started
-        return prior - explained, VarianceReport("exact", bound, seconds, rank=rank, reason="without solves")
+        return prior - explained, VarianceReport("exact", error.detach(), seconds, rank=rank, reason="without solves")
     if method == "auto":
         flops = parts.train.solve_flops(parts.num_points) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
         if flops > _AFFORDABLE and parts.num_points > _FEW_DRAWS * settings.variance_samples.value():
@@ -83,20 +85,27 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 # -- low rank --------------------------------------------------------------------------------------------------------
 
 
-def _closed_form(parts: PosteriorParts) -> tuple[Tensor, float, int] | None:
-    """What is explained, the error as a share of the prior variance, and the rank: where no solves are needed.
+def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
+    """What is explained, how far that may be off, and the rank: where no solves are needed.
 
-    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's.
+    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
+    grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
     """
     if parts.differentiated or parts.train.batch_shape or not isinstance(parts.train, OwnAddedDiagOperator):
         return None
     started = time.perf_counter()
-    found, tolerance = parts.train.low_rank_form(parts.num_points), settings.tolerance_in_force()
+    level, tolerance = 1.0 if parts.cells is not None else _EXTENDED, settings.tolerance_in_force()
+    found = parts.train.low_rank_form(parts.num_points, level)
     basis = None if found is None else _basis(parts, found[0], tolerance)
     if found is None or basis is None:
         return None
     form, error = found
-    explained = _explained_by(parts, form, basis)
+    explained, known = _explained_by(parts, form, basis)
+    off = error * parts.prior_variance()
+    if parts.cells is None:
+        if _error_of_extension(parts, form, explained, known) > 0.2 * tolerance:
+            return None
+        off = off + tolerance * (parts.prior_variance() - explained).abs()
     report = SolveReport(
         method="ignore",
         iterations=0,
@@ -110,7 +119,23 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, float, int] | None:
         reason=f"variances without solves: rank {form.rank} leaves eigenvalues of {error:.1e} times the noise",
     )
     report_solve(report, ADVICE["ignore"])
-    return explained, error, form.rank
+    return explained, off, form.rank
+
+
+def _error_of_extension(parts: PosteriorParts, form: LowRankPreconditioner, explained: Tensor, known: Tensor) -> float:
+    """Relative to the variance, at the points of which the basis knows least: with the covariances g themselves.
+
+    For weights ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to second order.
+    """
+    unknown = (parts.prior_variance() - known).abs()
+    worst = unknown.topk(min(_JUDGED, parts.num_points)).indices
+    few = parts.at(worst)
+    columns = to_dense(few.cross).mT.double()
+    weights = form.solve(columns)
+    exact = (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
+    variance = few.prior_variance().double() - exact
+    floor = torch.finfo(torch.float64).eps * few.prior_variance().double()
+    return float(((explained[..., worst].double() - exact).abs() / variance.maximum(floor)).max())
 
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
@@ -128,7 +153,7 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
             "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
         )
     prior = parts.prior_variance()
-    variance = (prior - _explained_by(parts, form, basis)).clamp_min(0.0)
+    variance = (prior - _explained_by(parts, form, basis)[0]).clamp_min(0.0)
     picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
@@ -139,11 +164,16 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     return variance, VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason)
 
 
-def _explained_by(parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]) -> Tensor:
+def _explained_by(
+    parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What the form explains of every point, and what it knows of its prior variance. shape: (*batch, Q) each"""
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
     starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
-    return torch.cat([form.explained(basis(slice(start, start + size))) for start in starts], -1).to(parts.dtype)
+    found = [form.explained(basis(slice(start, start + size))) for start in starts]
+    explained, known = (torch.cat(chunks, -1).to(parts.dtype) for chunks in zip(*found, strict=True))
+    return explained, known
 
 
 def _basis(

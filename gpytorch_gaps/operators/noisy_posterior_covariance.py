@@ -20,6 +20,13 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
             return type(self)(self._linear_op, self._diag_tensor + other)
         return super().__add__(other)
 
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        function = self._linear_op._getitem(row_index, col_index, *batch_indices)
+        if isinstance(function, PosteriorCovarianceOperator):  # rows and columns are the same points
+            noise = self._diag_tensor._diagonal()[(*batch_indices, row_index)]
+            return type(self)(function, DiagLinearOperator(noise))
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)  # keeps where draws come from
+
     def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """shape: (num_samples, *batch, Q)"""
         posterior: PosteriorCovarianceOperator = self._linear_op

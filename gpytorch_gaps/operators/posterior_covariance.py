@@ -10,7 +10,7 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.kernel_root import kernel_root
+from gpytorch_gaps.functions.kernel_root import directions, kernel_root
 from gpytorch_gaps.operators._pathwise import pathwise_draws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts, PredictionPoints
 from gpytorch_gaps.operators._variance import variance_in_force
@@ -111,17 +111,17 @@ class PosteriorCovarianceOperator(LinearOperator):
         """
         with self.snapshot.restored():
             if self._dense_is_cheaper(num_samples):
-                root = self._dense_root()
-                shape = (num_samples, *self.batch_shape, root.size(-1))
+                root = self._dense_root().to(self.dtype)
+                shape = (num_samples, *self.shape[:-1], 1)
                 normals = torch.randn(*shape, dtype=self.dtype, device=self.device, generator=generator)
-                return (root.to(self.dtype) @ normals.unsqueeze(-1)).squeeze(-1)
+                return (root @ (directions(root).mT @ normals)).squeeze(-1)
             draws = [deviation for deviation, _ in pathwise_draws(self.parts, num_samples, generator)]
         return torch.cat(draws, -1).movedim(-1, 0)
 
     def _dense_is_cheaper(self, num_samples: int) -> bool:
         """A solve a point, not a draw; and a root of the covariance of these points."""
         points = self.size(-1)
-        return points <= num_samples and 40 * points**2 <= settings.prediction_memory.value()
+        return 0 < points <= num_samples and 40 * points**2 <= settings.prediction_memory.value()
 
     @cached(name="dense_root")
     def _dense_root(self) -> Tensor:

@@ -19,7 +19,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.eigen import kron_eigh
 from gpytorch_gaps.logdet.choose import choose_logdet
-from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import same_cells
 from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
 from gpytorch_gaps.operators._low_rank import low_rank_operator
@@ -33,7 +33,6 @@ from gpytorch_gaps.solvers.choose import best_rank, choose_plans, fill_plan, low
 from gpytorch_gaps.solvers.system import GapSystem
 
 _LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
-_DEFAULT_RANK = 1000  # of low-rank variances
 
 
 class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
@@ -143,7 +142,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         logdet = preconditioner.logdet(coefficients, self._noise_tensor().double())
         return preconditioner.solve, operator, logdet.to(self.dtype)
 
-    def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
+    def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
         system = self._system()
         noise = float(system.noise.min())
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
@@ -153,7 +152,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         limit = min(_LOW_RANK_LIMIT, system.num_train)
         # variances may be as far below the noise as the noise is below the prior
         prior = math.prod(float(factor.diagonal(dim1=-2, dim2=-1).amax()) for factor in system.factors())
-        rank = system.rank_to(tolerance * noise * min(1.0, noise / prior), limit)
+        rank = system.rank_to(level * tolerance * noise * min(1.0, noise / prior), limit)
         if not rank:
             return None
         solves = best_rank(system, num_rhs, tolerance).flops
@@ -162,8 +161,8 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         return system.eigen_preconditioner(rank), system.eigenvalue_after(rank) / noise
 
     def low_rank_approximation(self) -> LowRankPreconditioner | None:
-        rank = min(settings.preconditioner_rank.value() or _DEFAULT_RANK, self.size(-1))
         system = self._system()
+        rank = min(asked_rank(), system.num_cells)
         if system.row_scale is None:
             return system.eigen_preconditioner(rank)
         # whitened eigenvectors are not those of K, which variances are told by

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import linear_operator
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.dense_logdet import dense_logdet
-from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
@@ -34,7 +35,6 @@ from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
 
-_DEFAULT_RANK = 1000  # of low-rank variances
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
 
@@ -174,8 +174,12 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         if guess is not None:
             error = (rhs.double() - system.matmul(guess.double())).norm(dim=-2)
             start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
-            guess = guess if start < 1.0 else None
-        plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, min(1.0, start))
+            guess, start = (guess, start) if start < 1.0 else (None, 1.0)
+        plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
+        if start <= settings.tolerance_in_force(training):
+            plan = SumPlan("ignore", reason="the guess is a solution")
+        elif start < 1.0 and plan.method == "ignore":
+            plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)
         else:
@@ -214,12 +218,12 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         logdet = preconditioner.logdet(coefficients, self._noise_diagonal().double(), wide_root)
         return preconditioner.solve, operator, logdet.to(self.dtype)
 
-    def low_rank_form(self, num_rhs: int) -> tuple[LowRankPreconditioner, float] | None:
+    def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
         tolerance = settings.tolerance_in_force()
         # variances may be as far below the noise as the noise is below the prior
         prior, noise = float(self._linear_op._diagonal().max()), float(self._noise_diagonal().min())
-        found = self._system().low_rank_plan(tolerance * min(1.0, noise / prior)) if free else None
+        found = self._system().low_rank_plan(level * tolerance * min(1.0, noise / prior)) if free else None
         if found is None:
             return None
         plan, _ = found
@@ -230,9 +234,8 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         return (form, form.left_over) if form.left_over <= tolerance else None
 
     def low_rank_approximation(self) -> LowRankPreconditioner | None:
-        rank = min(settings.preconditioner_rank.value() or _DEFAULT_RANK, self.size(-1))
         system, tolerance = self._system(), settings.tolerance_in_force()
-        plan = system.choose("ignore", rank, 1, tolerance, 0)
+        plan = system.choose("ignore", asked_rank(), 1, tolerance, 0)
         return system.preconditioner(plan.ranks) if plan.rank else None
 
     def solve_flops(self, num_rhs: int) -> float:

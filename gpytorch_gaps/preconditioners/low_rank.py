@@ -157,15 +157,17 @@ class LowRankPreconditioner:
             low_rank = low_rank + self.root @ (self.root.mT @ wide)
         return (low_rank + self.diagonal.unsqueeze(-1) * wide).to(x.dtype)
 
-    def explained(self, basis: Tensor) -> Tensor:
+    def explained(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """``diag(H F' P^-1 F H')`` with ``H = Φ C``, Φ the basis at any points: what P explains there.
 
-        With ``Φ B = H B^-1`` it is ``|Φ B|^2 - |Φ B (I + B G B)^-1/2|^2``, row by row. Without R. shape: (*batch, q)
+        With ``Φ B = H B^-1`` it is ``|Φ B|^2 - |Φ B (I + B G B)^-1/2|^2``, row by row, the first of which, the prior
+        variance that the basis knows of, is returned too. Without R. shape: (*batch, q) each
         """
         assert self.root is None
         scaled = basis * self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-2)
         left = torch.linalg.solve_triangular(self._cholesky, scaled.mT, upper=False)
-        return scaled.square().sum(-1) - left.square().sum(-2)
+        known = scaled.square().sum(-1)
+        return known - left.square().sum(-2), known
 
     def basis_at(self, cells: Tensor) -> Tensor:
         """Φ: the eigenvectors at any cells of the grid. shape: (*batch, q, p)"""

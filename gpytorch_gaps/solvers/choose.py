@@ -29,6 +29,7 @@ from gpytorch_gaps.solvers.system import GapSystem
 
 RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `max_cholesky` rows
+_NOTHING = 1e8  # FLOPs that take no longer than what an iteration takes besides
 _WORTH_HALF = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
 _FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
@@ -138,7 +139,7 @@ def still_needed(tolerance: float, start: float) -> float:
 
 def quicker(plans: Sequence[PlanT], cold: PlanT) -> PlanT | None:
     """The cheapest of the plans that need half the iterations of a cold start at most, for not much more FLOPs."""
-    half, affordable = 0.5 * cold.iterations, _WORTH_HALF * cold.flops
+    half, affordable = 0.5 * cold.iterations, _WORTH_HALF * cold.flops + _NOTHING
     fitting = [plan for plan in plans if plan.iterations <= half and plan.flops <= affordable]
     return min(fitting, key=lambda plan: plan.flops, default=None)
 

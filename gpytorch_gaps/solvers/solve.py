@@ -64,6 +64,20 @@ def solve_system(
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
     unit = system.residual_unit(wide)
     guess, start = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, unit)
+    if guess is not None and start <= tolerance:
+        report = SolveReport(
+            method="ignore" if method == "auto" else method,
+            iterations=0,
+            residual=system.column_norms(wide - system.matmul(guess)) / unit,
+            seconds=time.perf_counter() - started,
+            rank=0,
+            num_rhs=rhs.shape[:-2].numel() * rhs.size(-1),
+            converged=True,
+            tolerance=tolerance,
+            reason="the guess is a solution",
+        )
+        report_solve(report, "")
+        return (guess * scale / roots).to(dtype), report
     inner = torch.float32 if system.dtype == torch.float32 else torch.float64
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
     if method == "auto":
