@@ -58,32 +58,35 @@ def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor)
     if chunk >= pairs[0].size(-2):
         table = kron_matmul(pairs, weights.unsqueeze(-1)).squeeze(-1)
         first = pair_of[0][positions[0].unsqueeze(-1), positions[0]]  # shape: (p, p)
-        return table[..., first * tail + _pairs_of(positions[1:], pair_of[1:])]
+        return table[..., first * tail + _pairs_of(positions[1:], positions[1:], pair_of[1:])]
     # eigenvectors with the same column on the first axis side by side: a pair of columns is a block of the matrix
     order = positions[0].argsort(stable=True)
-    flat = _pairs_of(positions[1:, order], pair_of[1:])
     counts = torch.bincount(positions[0], minlength=vectors[0].size(-1)).tolist()
     ends = list(accumulate(counts))
     blocks = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
     batch = torch.broadcast_shapes(*(q.shape[:-2] for q in vectors), weights.shape[:-1])
     gram = weights.new_empty(*batch, rank, rank)
+    rest = positions[1:, order]
     columns = list(combinations_with_replacement(blocks, 2))  # in the order of the pairs
+    here, flat = None, order
     for start in range(0, pairs[0].size(-2), chunk):
         part = pairs[0][..., start : start + chunk, :]
         table = kron_matmul([part, *pairs[1:]], weights.unsqueeze(-1)).squeeze(-1).unflatten(-1, (-1, tail))
         for number, (rows, others) in enumerate(columns[start : start + chunk]):
-            block = table[..., number, :][..., flat[rows, others]]
+            if rows != here:
+                here, flat = rows, _pairs_of(rest[:, rows], rest, pair_of[1:])
+            block = table[..., number, :][..., flat[:, others]]
             gram[..., rows, others] = block
             gram[..., others, rows] = block.mT
     back = torch.empty_like(order).scatter_(0, order, torch.arange(rank, device=order.device))
     return gram[..., back, :][..., back]
 
 
-def _pairs_of(positions: Tensor, pair_of: Sequence[Tensor]) -> Tensor:
-    """The flat pair of columns, over some axes, of each two eigenvectors. shape: (axes, p) -> (p, p)"""
-    flat = torch.zeros(positions.size(-1), positions.size(-1), dtype=torch.long, device=positions.device)
-    for own, rows in zip(positions, pair_of, strict=True):
-        flat = flat * (rows.size(-1) * (rows.size(-1) + 1) // 2) + rows[own.unsqueeze(-1), own]
+def _pairs_of(first: Tensor, second: Tensor, pair_of: Sequence[Tensor]) -> Tensor:
+    """The flat pair of columns, over some axes, of each two eigenvectors. shape: (axes, p), (axes, q) -> (p, q)"""
+    flat = torch.zeros(first.size(-1), second.size(-1), dtype=torch.long, device=first.device)
+    for own, other, rows in zip(first, second, pair_of, strict=True):
+        flat = flat * (rows.size(-1) * (rows.size(-1) + 1) // 2) + rows[own.unsqueeze(-1), other]
     return flat
 
 

@@ -26,7 +26,8 @@ from gpytorch_gaps.kronecker.gram import masked_gram, pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells, unravel
 
-_NARROW = 8  # columns, and solves with fewer, after which the inverse is formed
+_NARROW = 8  # columns
+_SOME = 4  # narrow solves, after which the inverse is formed: it takes about as long
 
 
 class LowRankPreconditioner:
@@ -141,7 +142,7 @@ class LowRankPreconditioner:
         inverse pays, and loses nothing that the conditioning has not lost.
         """
         self._narrow_solves += x.size(-1) < _NARROW
-        if x.size(-1) >= _NARROW or self._narrow_solves <= _NARROW:
+        if x.size(-1) >= _NARROW or self._narrow_solves <= _SOME:
             return torch.cholesky_solve(x, self._cholesky)
         return self._core_inverse @ x
 
