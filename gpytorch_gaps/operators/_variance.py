@@ -100,7 +100,7 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     if found is None or basis is None:
         return None
     form, error = found
-    explained, known = _explained_by(parts, form, basis)
+    explained, known = _explained_by(parts, form, basis)  # in float64
     off = error * parts.prior_variance()
     if parts.cells is None:
         if _error_of_extension(parts, form, explained, known) > 0.2 * tolerance:
@@ -119,7 +119,7 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
         reason=f"variances without solves: rank {form.rank} leaves eigenvalues of {error:.1e} times the noise",
     )
     report_solve(report, ADVICE["ignore"])
-    return explained, off, form.rank
+    return explained.to(parts.dtype), off.to(parts.dtype), form.rank
 
 
 def _error_of_extension(parts: PosteriorParts, form: LowRankPreconditioner, explained: Tensor, known: Tensor) -> float:
@@ -153,7 +153,7 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
             "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
         )
     prior = parts.prior_variance()
-    variance = (prior - _explained_by(parts, form, basis)[0]).clamp_min(0.0)
+    variance = (prior - _explained_by(parts, form, basis)[0].to(parts.dtype)).clamp_min(0.0)
     picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
@@ -172,7 +172,7 @@ def _explained_by(
     size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
     starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
     found = [form.explained(basis(slice(start, start + size))) for start in starts]
-    explained, known = (torch.cat(chunks, -1).to(parts.dtype) for chunks in zip(*found, strict=True))
+    explained, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
     return explained, known
 
 

@@ -1,0 +1,81 @@
+"""Draws the pictures of these pages: ``python docs/figures.py``."""
+
+import math
+from pathlib import Path
+
+import gpytorch
+import matplotlib.pyplot as plt
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+import gpytorch_gaps as gaps
+
+HERE = Path(__file__).parent / "images"
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def network():
+    """Twenty stations on a line, 200 days; some begin late, some fail for two months."""
+    torch.manual_seed(3)
+    place, day = torch.linspace(0, 1, 20).double(), torch.arange(200).double()
+    truth = 12 + 6 * torch.sin(2 * math.pi * day / 120) + 3 * torch.cos(9 * place)[:, None] * torch.sin(day / 7)
+    values = truth + 0.8 * torch.randn(20, 200).double()
+    values[torch.rand(20, 200) < 0.1] = torch.nan
+    values[4:7, :90] = torch.nan
+    for station, (start, stop) in zip(range(6, 15), torch.randint(0, 12, (9, 2)).tolist(), strict=True):
+        values[station, 70 + start : 130 - stop] = torch.nan
+    values[10, 65:135] = torch.nan
+    return place, day, values, truth
+
+
+def posterior() -> None:
+    place, day, values, truth = network()
+    grid, x, y = gaps.from_array(values, [place, day])
+    space, time = RBFKernel(), MaternKernel()
+    space.lengthscale, time.lengthscale = 0.2, 15.0
+    model = Model(x, y, gaps.GappyGridLikelihood(), ScaleKernel(gaps.GappyGridKernel([space, time], grid))).double()
+    model.covar_module.outputscale, model.mean_module.constant.data = 30.0, torch.tensor(12.0).double()
+    gaps.fit(model, steps=150, progress=False)
+    station, ahead = 10, torch.arange(260).double()
+    line = gaps.CartesianGrid([place[station : station + 1], ahead])
+    with torch.no_grad():
+        there = model(line.points())
+        mean, deviation = there.mean, there.stddev
+        draws = gaps.sample_posterior(model, line, 12, seed=1).squeeze(1)
+        later = gaps.CartesianGrid([place, ahead]).points()
+        exact = model(later).variance
+        with gaps.settings.variance_method("pathwise"), gaps.record_solves() as solves:
+            sampled = model(later).variance
+    error = solves.variances[-1].error
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.2), width_ratios=(2, 1), layout="constrained")
+    left.plot(ahead, draws.T, color="tab:blue", alpha=0.35, lw=0.8)
+    left.fill_between(ahead, mean - 2 * deviation, mean + 2 * deviation, color="tab:blue", alpha=0.15, lw=0)
+    left.plot(ahead, mean, color="tab:blue", lw=2, label="posterior mean, ± 2 sd, draws")
+    left.plot(day, truth[station], "k--", lw=1, label="truth")
+    left.plot(day, values[station], ".", color="k", ms=4, label="observations of this station")
+    left.axvline(day[-1], color="gray", lw=0.8)
+    left.set(xlabel="day", ylabel="degrees", title="One of twenty stations: a failure of two months, and a forecast")
+    left.legend(loc="lower left", fontsize=8)
+    order = exact.argsort()[:: len(exact) // 120]
+    ends = torch.stack([sampled - error, sampled + error]).clamp_min(1e-3)[:, order]
+    right.vlines(exact[order], *ends, color="tab:orange", alpha=0.6, lw=1)
+    right.plot(exact[order], sampled[order], ".", color="tab:orange", ms=3, label="64 samples, with stated error")
+    bounds = [float(exact.min()), float(exact.max())]
+    right.plot(bounds, bounds, "k", lw=1)
+    right.set(xscale="log", yscale="log", xlabel="exact variance", ylabel="pathwise variance")
+    right.set_title("Variances from samples")
+    right.legend(loc="upper left", fontsize=8)
+    figure.savefig(HERE / "posterior.png", dpi=110)
+
+
+if __name__ == "__main__":
+    posterior()
