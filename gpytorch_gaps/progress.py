@@ -1,5 +1,6 @@
 """A bar for what takes longer than a few seconds."""
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,3 +26,22 @@ def with_bar(parts: Iterable[Any] | None, what: str, total: int | None = None, u
         disable=not settings.progress.value(),
         dynamic_ncols=True,
     )
+
+
+class LateBar:
+    """A count that shows once it has gone on for some seconds, and costs nothing before."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._count, self._started = what, 0, time.perf_counter()
+        self._bar: tqdm | None = None
+
+    def update(self) -> None:
+        self._count += 1
+        if self._bar is not None:
+            self._bar.update()
+        elif time.perf_counter() - self._started > _PATIENCE and settings.progress.value():
+            self._bar = tqdm(desc=self._what, initial=self._count, leave=False, dynamic_ncols=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

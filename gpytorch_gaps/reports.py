@@ -9,8 +9,10 @@
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -30,7 +32,8 @@ class SolveReport:
     `residual` is ``||(K_XX + s2 I) a_X - y_X|| / ||y_X||`` per column, of shape ``(*batch, columns)``, computed in
     float64 from the float64 solution; a float32 system is then rounded. `iterations` counts conjugate-gradient
     iterations, i.e. products with the system being solved, over all refinement passes; `flops` counts Kronecker
-    products, preconditioner and its set-up when this solve paid for it.
+    products, preconditioner and its set-up when this solve paid for it. Right-hand sides that were solved for some at
+    a time make one report of several `parts`, of which numbers are added up.
     """
 
     method: str
@@ -44,6 +47,7 @@ class SolveReport:
     refinements: int = 0
     flops: float = 0.0
     reason: str = ""
+    parts: int = 1
 
     @property
     def worst_residual(self) -> float:
@@ -56,6 +60,7 @@ class SolveReport:
         state = "converged" if self.converged else "NOT CONVERGED"
         rank = f", rank {self.rank}" if self.rank else ""
         why = f" ({self.reason})" if self.reason else ""
+        why = f" in {self.parts} parts{why}" if self.parts > 1 else why
         return (
             f"{self.method}{rank}: {state} in {self.iterations} iterations, worst residual {self.worst_residual:.1e} "
             f"of {self.num_rhs} right-hand sides, {self.flops / 1e9:.3g} GFLOP, {self.seconds:.3g} s{why}"
@@ -148,8 +153,59 @@ def resumed(records: Iterable[SolveRecord]) -> Iterator[None]:
         _recorders[:] = [r for r in _recorders if not any(r is record for record in idle)]
 
 
+class Together:
+    """Solves that are reported as one."""
+
+    def __init__(self) -> None:
+        self.residual: Tensor | None = None  # of them all, where it is known better
+        self._parts: list[tuple[SolveReport, list[Any], str]] = []
+
+    def add(self, report: SolveReport, advice: str) -> None:
+        # as numbers: thousands of small tensors among large ones would keep the memory of these from being used again
+        self._parts.append((replace(report, residual=_NO_RESIDUAL), report.residual.tolist(), advice))
+
+    def report(self) -> None:
+        if not self._parts:
+            return
+        reports = [report for report, _, _ in self._parts]
+        residual = self.residual
+        if residual is None:
+            residual = torch.cat([torch.tensor(own, dtype=torch.float64) for _, own, _ in self._parts], -1)
+        merged = replace(
+            reports[0],
+            iterations=sum(report.iterations for report in reports),
+            residual=residual,
+            seconds=sum(report.seconds for report in reports),
+            num_rhs=residual.numel(),
+            converged=all(report.converged for report in reports),
+            refinements=sum(report.refinements for report in reports),
+            flops=sum(report.flops for report in reports),
+            parts=sum(report.parts for report in reports),
+        )
+        report_solve(merged, next((advice for report, _, advice in self._parts if not report.converged), ""))
+
+
+_NO_RESIDUAL = torch.zeros(0)
+_together: list[Together] = []
+
+
+@contextmanager
+def one_report() -> Iterator[Together]:
+    """Has the solves of the block reported as one, at its end: columns that are solved for some at a time."""
+    together = Together()
+    _together.append(together)
+    try:
+        yield together
+    finally:
+        _together.remove(together)
+        together.report()
+
+
 def report_solve(report: SolveReport, advice: str) -> None:
     """Hands a report to every active recorder, and warns if the solve did not converge."""
+    if _together:
+        _together[-1].add(report, advice)
+        return
     for record in _recorders:
         record.append(report)
     if not report.converged:

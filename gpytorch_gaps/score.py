@@ -22,12 +22,12 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.models.modes import evaluating
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
-from gpytorch_gaps.operators._posterior_parts import PosteriorParts
+from gpytorch_gaps.operators._posterior_parts import TIGHTER, PosteriorParts
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.reports import one_report
 
 _ALONE = 1e-3  # of the noise: where v_i is so close to it, the difference is solved for
-_TIGHTER = 1e-3  # an inverse is wanted to the tolerance, of its largest entries
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
 def _inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
     """``(A^-1)_gg`` in float64. shape: (*batch, g, g)"""
     train, blocks = parts.train, []
-    with settings.solve_tolerance(_TIGHTER * settings.tolerance_in_force()):
+    with one_report(), settings.solve_tolerance(TIGHTER * settings.tolerance_in_force()):
         for some in rows.split(parts.columns_at_once()):
             columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
             columns[..., some, torch.arange(len(some), device=some.device)] = 1.0

@@ -19,8 +19,13 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
+from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
+from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.reports import one_report
+from gpytorch_gaps.solvers.choose import expecting
 
 _CACHE = 2**21  # numbers: where products of several columns begin to cost more than those of one at a time
+TIGHTER = 1e-3  # of the tolerance, where an error of a solution is not squared
 _MAX_PASSES = 3  # each takes the residual down by the tolerance of a solve
 
 
@@ -69,15 +74,20 @@ class PosteriorParts:
         cross = self.cross._getitem(index, _noop_index, *batch_indices)
         return PosteriorParts(prior, cross, train, None if self.points is None else self.points.at(index))
 
-    def pieces(self) -> Iterator["PosteriorParts"]:
-        """Of scattered points too many for their covariances to be held: some at a time, with these worked out."""
-        by_rows = _rows_of(self.cross)
-        if not by_rows:
+    def pieces(self, drawn: bool = False) -> Iterator["PosteriorParts"]:
+        """Of scattered points too many for their covariances to be held: some at a time, with these worked out.
+
+        :param drawn: whether they must be few enough for joint draws, too.
+        """
+        by_rows, memory = _rows_of(self.cross), settings.prediction_memory.value()
+        size = math.sqrt(memory / 40.0)
+        if by_rows:
+            size = min(size, memory // (32 * self.train.batch_shape.numel() * max(op.width for op in by_rows)))
+        size = int(max(1, size))
+        scattered = any(isinstance(term, KhatriRaoOperator) for term in summands(self.cross))
+        if not by_rows and not (drawn and scattered and self.num_points > size):
             yield self
             return
-        memory = settings.prediction_memory.value()
-        width = 32 * self.train.batch_shape.numel() * max(op.width for op in by_rows)
-        size = int(max(1, min(memory // width, math.sqrt(memory / 40.0))))
         for start in range(0, self.num_points, size):
             part = self.at(slice(start, start + size))
             yield replace(part, prior=_at_once(part.prior), cross=_at_once(part.cross))
@@ -141,18 +151,37 @@ class PosteriorParts:
             if noise is None:
                 return self.train.solve(wide.to(self.dtype)).double()
             weights, residual, reduction = torch.zeros_like(wide), wide, tolerance
-            for _ in range(_MAX_PASSES):
-                with settings.solve_tolerance(reduction):
-                    weights = weights + self.train._solve(residual)
-                residual = wide - self._wide_product(weights)
-                variance = prior.double() - (weights * (wide + residual)).sum(-2)
-                error = residual.square().sum(-2) / noise.clamp_min(torch.finfo(noise.dtype).tiny)
-                allowed = tolerance * variance.maximum(floor)
-                if bool((error <= allowed).all()):
-                    break
-                # no further than that: half of what is missing in the worst column
-                reduction = min(0.5, max(tolerance, 0.5 * math.sqrt(float((allowed / error).min()))))
+            with one_report() as report:
+                for _ in range(_MAX_PASSES):
+                    with settings.solve_tolerance(reduction):
+                        weights = weights + self.train._solve(residual)
+                    residual = wide - self._wide_product(weights)
+                    variance = prior.double() - (weights * (wide + residual)).sum(-2)
+                    error = residual.square().sum(-2) / noise.clamp_min(torch.finfo(noise.dtype).tiny)
+                    allowed = tolerance * variance.maximum(floor)
+                    if bool((error <= allowed).all()):
+                        break
+                    # no further than that: half of what is missing in the worst column
+                    reduction = min(0.5, max(tolerance, 0.5 * math.sqrt(float((allowed / error).min()))))
+                size = wide.norm(dim=-2)
+                report.residual = residual.norm(dim=-2) / torch.where(size > 0, size, torch.ones_like(size))
         return weights
+
+    def all_explained(self) -> Tensor:
+        """``K_*X A^-1 K_X*``, a few columns at a time. Not differentiable. shape: (*batch, Q, Q)
+
+        An error of the weights enters as it is, not squared, so that they are solved for more tightly.
+        """
+        size, found = self.columns_at_once(), []
+        slices = [slice(start, start + size) for start in range(0, self.num_points, size)]
+        tighter = TIGHTER * settings.tolerance_in_force()
+        to_come = self.num_points * self.train.batch_shape.numel()
+        with one_report(), expecting(to_come), settings.solve_tolerance(tighter):
+            for rows in with_bar(slices, "covariances", unit="chunk"):
+                columns = to_dense(self.cross[..., rows, :]).mT.contiguous()
+                found.append(self.cross @ self.train.solve(columns))
+        explained = torch.cat(found, -1)
+        return 0.5 * (explained + explained.mT)
 
     def _wide_product(self, x: Tensor) -> Tensor:
         """``A x`` in float64, not differentiable. shape: (*batch, N, q)"""

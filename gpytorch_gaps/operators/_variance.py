@@ -11,7 +11,7 @@ pathwise    from draws of deviations d and explained parts h, independent of eac
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,6 +32,7 @@ from gpytorch_gaps.reports import (
     ApproximateVarianceWarning,
     SolveReport,
     VarianceReport,
+    one_report,
     report_solve,
     report_variance,
 )
@@ -49,11 +50,16 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
     """The variances of a posterior, reported. shape: (*batch, Q)"""
     if not parts.num_points:
         return parts.prior_variance()
-    found = [_variance(piece) for piece in parts.pieces()]
+    variance, report = _together([_variance(piece) for piece in parts.pieces()])
+    report_variance(report)
+    return variance
+
+
+def _together(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, VarianceReport]:
+    """The variances of several pieces, and one report."""
     reports = [report for _, report in found]
     error, seconds = torch.cat([report.error for report in reports], -1), sum(report.seconds for report in reports)
-    report_variance(replace(reports[0], error=error, seconds=seconds))
-    return torch.cat([variance for variance, _ in found], -1)
+    return torch.cat([variance for variance, _ in found], -1), replace(reports[0], error=error, seconds=seconds)
 
 
 def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
@@ -61,7 +67,7 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     if method == "low_rank":
         return _low_rank(parts)
     if method == "pathwise":
-        return _pathwise(parts, "asked for")
+        return _together([_pathwise(piece, "asked for") for piece in parts.pieces(drawn=True)])
     started, prior, tolerance = time.perf_counter(), parts.prior_variance(), settings.tolerance_in_force()
     closed = _closed_form(parts)
     if closed is not None:
@@ -71,11 +77,12 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     if method == "auto":
         flops = parts.train.solve_flops(parts.num_points) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
         if flops > _AFFORDABLE and parts.num_points > _FEW_DRAWS * settings.variance_samples.value():
-            return _pathwise(parts, f"{parts.num_points} exact ones would take {flops / 1e12:.0f} TFLOP")
+            reason = f"{parts.num_points} exact ones would take {flops / 1e12:.0f} TFLOP"
+            return _together([_pathwise(piece, reason) for piece in parts.pieces(drawn=True)])
     size = parts.columns_at_once()
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
     bar = with_bar(chunks, "exact variances", unit="chunk")
-    with expecting(parts.num_points * parts.train.batch_shape.numel()):
+    with one_report(), expecting(parts.num_points * parts.train.batch_shape.numel()):
         variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
     bound = tolerance * variance.detach().abs()
     reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
@@ -216,9 +223,10 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
     started, count = time.perf_counter(), settings.variance_samples.value()
     prior = parts.prior_variance()
     left, told = torch.zeros_like(prior), torch.zeros_like(prior)
-    for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
-        left = left + deviation.square().sum(-1) / count
-        told = told + explained.square().sum(-1) / count
+    with one_report():
+        for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
+            left = left + deviation.square().sum(-1) / count
+            told = told + explained.square().sum(-1) / count
     with torch.no_grad():
         first = prior * left / (left + told).clamp_min(torch.finfo(prior.dtype).tiny)
         precise, rough = first.square(), (prior - first).square()  # of the other estimate

@@ -14,6 +14,7 @@ from gpytorch_gaps.functions.kernel_root import directions, kernel_root
 from gpytorch_gaps.operators._pathwise import pathwise_draws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts, PredictionPoints
 from gpytorch_gaps.operators._variance import variance_in_force
+from gpytorch_gaps.reports import one_report
 
 
 class PosteriorCovarianceOperator(LinearOperator):
@@ -94,9 +95,11 @@ class PosteriorCovarianceOperator(LinearOperator):
 
     @cached
     def to_dense(self) -> Tensor:
-        parts = self.parts
-        prior, columns = to_dense(parts.prior), to_dense(parts.cross).mT
+        parts, prior = self.parts, to_dense(self.parts.prior)
         with self.snapshot.restored():
+            if parts.num_points > parts.columns_at_once() and not parts.differentiated:
+                return prior - parts.all_explained()
+            columns = to_dense(parts.cross).mT
             weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach()).to(self.dtype)
             # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
             half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
@@ -115,7 +118,8 @@ class PosteriorCovarianceOperator(LinearOperator):
                 shape = (num_samples, *self.shape[:-1], 1)
                 normals = torch.randn(*shape, dtype=self.dtype, device=self.device, generator=generator)
                 return (root @ (directions(root).mT @ normals)).squeeze(-1)
-            draws = [deviation for deviation, _ in pathwise_draws(self.parts, num_samples, generator)]
+            with one_report():
+                draws = [deviation for deviation, _ in pathwise_draws(self.parts, num_samples, generator)]
         return torch.cat(draws, -1).movedim(-1, 0)
 
     def _dense_is_cheaper(self, num_samples: int) -> bool:

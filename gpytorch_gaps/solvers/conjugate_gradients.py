@@ -20,6 +20,8 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from gpytorch_gaps.progress import LateBar
+
 Closure = Callable[[Tensor], Tensor]
 
 
@@ -33,6 +35,7 @@ class _Listener:
     keep_lanczos: bool
     iterations: int = 0
     done: bool = False
+    bar: LateBar = field(default_factory=lambda: LateBar("conjugate gradients"))
     steps: list[Tensor] = field(default_factory=list)  # alpha_k
     ratios: list[Tensor] = field(default_factory=list)  # beta_k
     _inner: Tensor | None = None  # r' P^-1 r of the current residual
@@ -44,6 +47,7 @@ class _Listener:
             self._started = True
             return torch.zeros_like(direction)
         self.iterations += 1
+        self.bar.update()
         image = self.matmul(direction)
         if self.keep_lanczos:
             curvature = (direction * image).sum(-2)
@@ -108,6 +112,7 @@ def conjugate_gradients(
             max_tridiag_iter=0,
             preconditioner=listener.preconditioned,
         )
+    listener.bar.close()
     return solution * scale, listener.iterations, _tridiagonal(listener) if lanczos else None
 
 
