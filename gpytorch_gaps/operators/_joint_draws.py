@@ -121,9 +121,22 @@ def _term(prior: LinearOperator, cross: LinearOperator, train: LinearOperator, c
                 return _OnTwoGrids(prior, cross, train)
         elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed:
             return _Scattered(prior, cross, train)
-    if isinstance(train, RootLinearOperator) and isinstance(prior, RootLinearOperator):
+    if (
+        isinstance(train, RootLinearOperator)
+        and isinstance(prior, RootLinearOperator)
+        and _share_root(prior, cross, train)
+    ):
         return _LowRank(prior, train)
     return _Dense(prior, cross, train)
+
+
+def _share_root(prior: RootLinearOperator, cross: LinearOperator, train: RootLinearOperator) -> bool:
+    """Whether the roots are of the same features, as a linear kernel's are: any root would do for each by itself."""
+    if prior.root.size(-1) != train.root.size(-1):
+        return False
+    some = slice(0, 8)
+    told = to_dense(prior.root)[..., some, :] @ to_dense(train.root)[..., some, :].mT
+    return bool(torch.allclose(told, to_dense(cross[..., some, some]), rtol=1e-5, atol=1e-8))
 
 
 def _against(cross: SelectedKroneckerOperator | KhatriRaoOperator, train: SelectedKroneckerOperator) -> bool:
