@@ -117,9 +117,10 @@ def check_moments(samples, mean, covariance, bound):
     ("path", "max_cholesky"), [("pathwise", 800), ("pathwise", 0), ("dense", 800), ("public", 800)]
 )
 def test_twenty_thousand_draws_of_a_grid(path, max_cholesky):
-    """All 120 cells, gaps among them: 7,380 numbers, one of which chance takes beyond 4 standard errors every other time.
+    """All 120 cells, gaps among them: 7,380 numbers, all within four standard errors.
 
-    So the seed is one where it does not; a draw depends on nothing else.
+    Chance takes one of them further every other time: the seed is one where it does not, and a draw depends on nothing
+    else.
     """
     ours, plain, grid = models()
     x, count = grid.points(), 20_000
