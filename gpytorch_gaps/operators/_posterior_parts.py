@@ -112,11 +112,8 @@ class PosteriorParts:
     def _grid_numbers(self) -> int:
         """Cells that a product with the covariance of the observations visits for one column."""
         kernel = getattr(self.train, "_linear_op", None)
-        terms = summands(kernel) if kernel is not None else ()
-        return (
-            max((math.prod(getattr(term, "row_shape", ())) for term in terms), default=1)
-            * self.train.batch_shape.numel()
-        )
+        shapes = [getattr(term, "row_shape", ()) for term in summands(kernel)] if kernel is not None else []
+        return max(map(math.prod, shapes), default=1) * self.train.batch_shape.numel()
 
     # -- exact solves --------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,12 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
     bar = with_bar(chunks, "exact variances", unit="chunk")
     with one_report(), expecting(parts.num_points * parts.train.batch_shape.numel()):
-        variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
+        if parts.differentiated:
+            variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
+        else:
+            variance = prior.clone()
+            for rows in bar:  # in place: small results among large columns would keep the memory of these
+                variance[..., rows] -= parts.explained(rows, prior)
     bound = tolerance * variance.detach().abs()
     reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
     return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
