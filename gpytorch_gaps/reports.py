@@ -158,11 +158,14 @@ class Together:
 
     def __init__(self) -> None:
         self.residual: Tensor | None = None  # of them all, where it is known better
-        self._parts: list[tuple[SolveReport, list[Any], str]] = []
+        self._parts: list[tuple[SolveReport, Any, str]] = []
 
     def add(self, report: SolveReport, advice: str) -> None:
-        # as numbers: thousands of small tensors among large ones would keep the memory of these from being used again
-        self._parts.append((replace(report, residual=_NO_RESIDUAL), report.residual.tolist(), advice))
+        # on a host as numbers: small tensors among large ones would keep the memory of these from being used again
+        own = report.residual
+        self._parts.append(
+            (replace(report, residual=_NOTHING), own.tolist() if own.device.type == "cpu" else own, advice)
+        )
 
     def report(self) -> None:
         if not self._parts:
@@ -170,7 +173,9 @@ class Together:
         reports = [report for report, _, _ in self._parts]
         residual = self.residual
         if residual is None:
-            residual = torch.cat([torch.tensor(own, dtype=torch.float64) for _, own, _ in self._parts], -1)
+            every = (own for _, own, _ in self._parts)
+            tensors = [own if torch.is_tensor(own) else torch.tensor(own, dtype=torch.float64) for own in every]
+            residual = torch.cat(tensors, -1)
         merged = replace(
             reports[0],
             iterations=sum(report.iterations for report in reports),
@@ -185,7 +190,7 @@ class Together:
         report_solve(merged, next((advice for report, _, advice in self._parts if not report.converged), ""))
 
 
-_NO_RESIDUAL = torch.zeros(0)
+_NOTHING = torch.zeros(0)
 _together: list[Together] = []
 
 
