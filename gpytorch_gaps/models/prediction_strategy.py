@@ -66,10 +66,8 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def _solution(self, key: tuple[Any, ...]) -> Tensor:
         """From that of the data before these, where it is remembered."""
         train, offset = self.lik_train_train_covar, (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
-        if not isinstance(train, OwnAddedDiagOperator):
-            return train.solve(offset).squeeze(-1)
         found = self._grid_points
-        if found is None:
+        if found is None or not isinstance(train, OwnAddedDiagOperator):
             return train.solve(offset).squeeze(-1)
         kernel, x = found
         known = self._before or kernel.solutions

@@ -175,11 +175,12 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             error = (rhs.double() - system.matmul(guess.double())).norm(dim=-2)
             start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
             guess, start = (guess, start) if start < 1.0 else (None, 1.0)
-        plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
         if start <= settings.tolerance_in_force(training):
             plan = SumPlan("ignore", reason="the guess is a solution")
-        elif start < 1.0 and plan.method == "ignore":
-            plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
+        else:
+            plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
+            if start < 1.0 and plan.method == "ignore":
+                plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)
         else:

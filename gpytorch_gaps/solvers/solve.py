@@ -63,15 +63,17 @@ def solve_system(
     roots = 1.0 if system.row_scale is None else system.row_scale
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
     unit = system.residual_unit(wide)
-    guess, start = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, unit)
-    if guess is not None and start <= tolerance:
+    columns = rhs.shape[:-2].numel() * rhs.size(-1)
+    guess, error = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, unit)
+    start = 1.0 if error is None else float(error.max())
+    if guess is not None and error is not None and start <= tolerance:
         report = SolveReport(
             method="ignore" if method == "auto" else method,
             iterations=0,
-            residual=system.column_norms(wide - system.matmul(guess)) / unit,
+            residual=error,
             seconds=time.perf_counter() - started,
             rank=0,
-            num_rhs=rhs.shape[:-2].numel() * rhs.size(-1),
+            num_rhs=columns,
             converged=True,
             tolerance=tolerance,
             reason="the guess is a solution",
@@ -79,7 +81,6 @@ def solve_system(
         report_solve(report, "")
         return (guess * scale / roots).to(dtype), report
     inner = torch.float32 if system.dtype == torch.float32 else torch.float64
-    columns = rhs.shape[:-2].numel() * rhs.size(-1)
     if method == "auto":
         plans = choose_plans(system, planned_columns(columns), tolerance, max_iterations, max_cholesky, start)
     else:
@@ -124,12 +125,14 @@ def solve_system(
     return solution.to(dtype), report
 
 
-def _checked_guess(system: GapSystem, rhs: Tensor, guess: Tensor | None, unit: Tensor) -> tuple[Tensor | None, float]:
-    """A guess that is better than nothing, and its relative residual."""
+def _checked_guess(
+    system: GapSystem, rhs: Tensor, guess: Tensor | None, unit: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """A guess that is better than nothing, and its relative residual per column."""
     if guess is None:
-        return None, 1.0
-    start = float((system.column_norms(rhs - system.matmul(guess)) / unit).max())
-    return (guess, start) if start < 1.0 else (None, 1.0)
+        return None, None
+    error = system.column_norms(rhs - system.matmul(guess)) / unit
+    return (guess, error) if bool((error < 1.0).all()) else (None, None)
 
 
 def _named_plan(
