@@ -8,6 +8,7 @@ from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.kernels.terms import teach_sums_and_products
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
+from gpytorch_gaps.reconstruct import Reconstruction, ReconstructionReport, reconstruct
 from gpytorch_gaps.reports import (
     ApproximateVarianceWarning,
     LogdetReport,
@@ -32,6 +33,8 @@ __all__ = [
     "History",
     "LogdetReport",
     "NotConvergedWarning",
+    "Reconstruction",
+    "ReconstructionReport",
     "Score",
     "SolveReport",
     "VarianceReport",
@@ -42,6 +45,7 @@ __all__ = [
     "leave_out",
     "operators",
     "preconditioners",
+    "reconstruct",
     "record_solves",
     "sample_posterior",
     "score",

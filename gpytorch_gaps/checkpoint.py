@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gaps.files import refuse_directory, save_whole
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.history import History
 from gpytorch_gaps.likelihoods.noise import GivenNoise
@@ -22,8 +22,7 @@ class Checkpoint:
     """A file with a run's last complete step, as tensors and plain Python data, and the problem it belongs to."""
 
     def __init__(self, path: Path, run: Any) -> None:
-        if path.is_dir():
-            raise ValueError(f"fit: checkpoint: got the directory {path}, expected a file, which need not exist")
+        refuse_directory("fit: checkpoint", path)
         self.path, self.run, self.problem = path, run, _problem(run)
 
     def resume_or_start(self) -> None:
@@ -38,15 +37,7 @@ class Checkpoint:
         state, history = self.run.now, copy.deepcopy(self.run.history)
         history._cut(state["step"])
         content = {"format": _CHECKPOINT_FORMAT, "problem": self.problem, "history": vars(history), **state}
-        partial = self.path.with_name(self.path.name + ".tmp")
-        try:
-            with partial.open("wb") as stream:
-                torch.save(content, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        save_whole(self.path, content)
 
     def _read(self) -> dict[str, Any]:
         advice = "expected one written by fit; move it away to start afresh"

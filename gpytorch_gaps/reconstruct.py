@@ -1,0 +1,393 @@
+"""The posterior mean of a grid too large for a model: given hyperparameters, up to 10^9 cells, slab by slab.
+
+Values are read once. Of the grid nothing is kept but its mask, a byte a cell; what is solved for are the weights of the
+kernel's own eigenvectors (:mod:`gpytorch_gaps.solvers.weight_space`), from which the mean follows anywhere.
+"""
+
+import copy
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from linear_operator.utils.warnings import NumericalWarning
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.files import GrowingArray, refuse_directory, save_whole
+from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
+from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.kronecker.tiles import MaskedGrid
+from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
+from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.reports import SolveReport, report_solve
+from gpytorch_gaps.slabs import Slabs
+from gpytorch_gaps.solvers.weight_space import WeightSolution, WeightSolver, WeightSpace
+
+_SLAB = 2**22  # numbers that are projected, or written, at a time
+_SAVE_EVERY = 10.0  # seconds between checkpoints
+_FORMAT = 1
+_ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
+
+
+@dataclass(frozen=True, eq=False)
+class ReconstructionReport(SolveReport):
+    """How a reconstruction went.
+
+    `residual` is that of the weights' system, ``|Phi'W'y - (s2 T^-1 + Phi'W'W Phi) w| / |Phi'W'y|``, in float64;
+    `system_residual` that of ``(K_XX + s2 I) a = y``, which amplifies it by up to ``|K| / s2``. `kernel_error` bounds
+    ``|K - Phi T Phi'| / s2``: what the truncated basis, its factorisation and rounding leave out.
+    """
+
+    system_residual: float = math.inf
+    kernel_error: float = math.inf
+    shape: tuple[int, ...] = ()
+    num_train: int = 0
+    ranks: tuple[int, ...] = ()
+    basis_size: int = 0
+    read_seconds: float = 0.0
+    setup_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ReconstructionReport {self}>"
+
+    def __str__(self) -> str:
+        grid = " x ".join(map(str, self.shape))
+        return (
+            f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} functions, kernel "
+            f"known to {self.kernel_error:.1e} of the noise; {super().__str__()}; residual of the original system "
+            f"{self.system_residual:.1e}; reading took {self.read_seconds:.3g} s, the basis {self.setup_seconds:.3g} s"
+        )
+
+
+def reconstruct(
+    values: Any,
+    axes: Sequence[ArrayLike | Tensor | None] | None,
+    kernels: Sequence[Kernel | Tensor],
+    noise: float | Tensor,
+    *,
+    mean: float = 0.0,
+    tolerance: float = 1e-6,
+    system_tolerance: float | None = None,
+    max_iterations: int = 2000,
+    memory: float = 2**31,
+    checkpoint: str | Path | None = None,
+    output: str | Path | None = None,
+    progress: bool = True,
+) -> "Reconstruction":
+    """The posterior mean of ``y = f + noise`` on a grid with gaps, f a GP with a product kernel, exact to `tolerance`.
+
+    :param values: the grid with NaN gaps: a tensor, an array, a ``numpy.memmap`` or anything sliced like one, or an
+        iterable of slabs along the first axis. Read once, never changed.
+    :param axes: coordinates of each axis, (m_i,) or (m_i, d_i); None for 0, 1, .., m_i - 1, for one axis or for all.
+    :param kernels: one for each axis, with its hyperparameters; or its matrix, (m_i, m_i).
+    :param noise: the variance s2, above zero.
+    :param mean: of f.
+    :param tolerance: relative residual of the weights; eigenvalues below `tolerance` times the noise are dropped.
+    :param system_tolerance: what the residual of the original system must reach as well. None: it is only reported.
+    :param memory: bytes that the preconditioner may take where gaps are clustered.
+    :param checkpoint: a file from which the same call goes on where it was stopped.
+    :param output: an ``.npy`` file that the mean is written to. It is there once it is whole; until then
+        ``<output>.partial`` and ``<output>.checkpoint`` let the same call go on where it was stopped.
+
+    Cost: some ten sweeps over the grid of ``4 M r`` FLOPs, r the rank of the longest axis, where gaps are scattered.
+    A kernel that does not truncate keeps all its eigenvectors: weights then take the memory of the grid, several times.
+    """
+    variance = _checked_noise(noise)
+    for name, value in (("tolerance", tolerance), ("system_tolerance", system_tolerance), ("memory", memory)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}: got {value}, expected a number above 0")
+    if not math.isfinite(mean):
+        raise ValueError(f"mean: got {mean}, expected a finite number")
+    grid, slabs = _grid_and_slabs(values, axes)
+    if len(kernels) != len(grid.shape):
+        raise ValueError(f"kernels: got {len(kernels)}, expected {len(grid.shape)}, one for each axis")
+    target = None if output is None else Path(output)
+    if target is not None:
+        refuse_directory("output", target)  # better found now than in an hour
+        if not target.parent.is_dir():
+            raise ValueError(f"output: the directory of {target} does not exist; expected one that does")
+        checkpoint = checkpoint or target.with_name(target.name + ".checkpoint")
+    with torch.no_grad(), settings.progress(progress):
+        started = time.perf_counter()
+        owned = [kernel if isinstance(kernel, Tensor) else _frozen(kernel) for kernel in kernels]
+        factors = [_factor(axis, *pair) for axis, pair in enumerate(zip(owned, grid.axes, strict=True))]
+        basis = truncated_eigh(factors, tolerance * variance)
+        setup = time.perf_counter() - started
+        space, rhs, norm = _read(slabs, basis, variance, mean)
+        read = time.perf_counter() - started - setup
+        state = _State(None if checkpoint is None else Path(checkpoint), basis, variance, rhs)
+        solver = WeightSolver(
+            space,
+            rhs,
+            norm,
+            tolerance=tolerance,
+            system_tolerance=system_tolerance,
+            max_iterations=max_iterations,
+            memory=memory,
+            watch=state.watch,
+        )
+        begun = time.perf_counter()
+        found = solver.solve(state.start)
+        state.save(found.weights, found.iterations)
+        report = _report(space, found, time.perf_counter() - begun, tolerance, setup, read)
+        report_solve(report, _ADVICE)
+        if report.kernel_error > 1.0:
+            warnings.warn(
+                f"the kernel is known to {report.kernel_error:.1e} times the noise only: float64 does not resolve "
+                "eigenvalues as small as the noise. Try: more noise, or a rougher kernel.",
+                NumericalWarning,
+                stacklevel=2,
+            )
+        result = Reconstruction(grid, owned, basis, found.weights, mean, slabs.dtype, report)
+        if target is not None:
+            result.write(target)
+            state.remove()
+    return result
+
+
+class Reconstruction:
+    """The posterior mean ``f = mean + Phi w`` of a grid, given out in parts.
+
+    `shape`, `dtype` (that of the values), `report`, and `weights`, a box with one axis for each axis of the grid.
+    """
+
+    def __init__(
+        self,
+        grid: CartesianGrid,
+        kernels: Sequence[Kernel | Tensor],
+        basis: TruncatedEigen,
+        weights: Tensor,
+        mean: float,
+        dtype: torch.dtype,
+        report: ReconstructionReport,
+    ) -> None:
+        self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
+        self._grid, self._kernels, self._basis = grid, kernels, basis
+
+    def slab(self, start: int, stop: int) -> Tensor:
+        """The mean at slices `start` to `stop` of the first axis. shape: (stop - start, m_2, .., m_d)"""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"slab: got {start} to {stop}, expected slices from 0 to {self.shape[0]}")
+        first, *others = self._basis.vectors
+        result = torch.empty(stop - start, *self.shape[1:], dtype=self.dtype, device=self.weights.device)
+        lead = self.weights.reshape(first.size(-1), -1)
+        step = max(1, _SLAB // math.prod(self.shape[1:]))
+        for at in range(start, stop, step):
+            rows = slice(at, min(at + step, stop))
+            part = (first[rows] @ lead).unsqueeze(-1)  # shape: (k, r_2 .. r_d, 1)
+            part = kron_matmul(others, part) if others else part
+            result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + self.mean
+        return result
+
+    def at(self, points: ArrayLike | Tensor) -> Tensor:
+        """The mean at any points, on the grid or off it. shape: (Q, D) -> (Q,)
+
+        ``k(x, X) a`` in the basis: ``(x)_i [k_i(x_i, X_i) Phi_i] T^-1 w``.
+        """
+        x = torch.as_tensor(points, dtype=torch.float64, device=self.weights.device)
+        if x.dim() != 2 or x.size(-1) != self._grid.num_columns:
+            raise ValueError(f"points: got shape {tuple(x.shape)}, expected (Q, {self._grid.num_columns})")
+        if not bool(x.isfinite().all()):
+            raise ValueError("points: got NaN or infinite coordinates, expected finite ones")
+        kernels = [kernel for kernel in self._kernels if not isinstance(kernel, Tensor)]
+        if len(kernels) < len(self._kernels):
+            raise ValueError("points: an axis was given by a matrix, expected kernels, to be evaluated off the grid")
+        products = self._basis.products
+        coefficients = torch.where(products > 0, self.weights / products, 0.0).view(-1, 1)
+        parts = []
+        with torch.no_grad():
+            for some in x.split(max(1, _SLAB // max(self.shape))):
+                tables = [
+                    kernel(some[:, columns], axis).to_dense() @ vectors
+                    for kernel, columns, axis, vectors in zip(
+                        kernels, self._grid.columns, self._grid.axes, self._basis.vectors, strict=True
+                    )
+                ]
+                parts.append(khatri_rao_matmul(tables, coefficients).squeeze(-1) + self.mean)
+        return torch.cat(parts).to(self.dtype)
+
+    def write(self, path: str | Path) -> None:
+        """Writes the mean as an ``.npy`` file, slab by slab.
+
+        The file appears once it is whole. Until then there is ``<path>.partial``, from which a call for the same
+        reconstruction goes on.
+        """
+        refuse_directory("path", Path(path))
+        name = _digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
+        kind = "float32" if self.dtype == torch.float32 else "float64"
+        file = GrowingArray(Path(path), tuple(self.shape), kind, name)
+        step = max(1, 4 * _SLAB // math.prod(self.shape[1:]))
+        with with_bar(None, f"writing {Path(path).name}", total=self.shape[0], unit="slice") as bar:
+            bar.update(file.rows)
+            while file.rows < self.shape[0]:
+                stop = min(file.rows + step, self.shape[0])
+                bar.update(stop - file.rows)
+                file.append(self.slab(file.rows, stop).cpu().numpy())
+        file.finish()
+
+
+class _State:
+    """The last weights, in a file, with what tells whether they belong to this problem."""
+
+    def __init__(self, path: Path | None, basis: TruncatedEigen, noise: float, rhs: Tensor) -> None:
+        self.path, self.start = path, None
+        self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": basis.products.cpu(), "rhs": rhs.cpu()}
+        self._saved = time.perf_counter()
+        if path is None:
+            return
+        refuse_directory("checkpoint", path)
+        if path.exists():
+            self.start = self._read(path).to(rhs.device)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def _read(self, path: Path) -> Tensor:
+        advice = "expected one written by reconstruct; move it away to start afresh"
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:
+            raise ValueError(f"checkpoint: {path} cannot be read ({type(error).__name__}); {advice}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT or "weights" not in content:
+            raise ValueError(f"checkpoint: {path} is not a checkpoint of this version; {advice}")
+        for name in ("noise", "eigenvalues", "rhs"):
+            theirs, ours = torch.as_tensor(content[name]), torch.as_tensor(self._problem[name])
+            same = theirs.shape == ours.shape and bool((theirs - ours).norm() <= 1e-8 * ours.norm())
+            if not same:
+                what = {"noise": "noise", "eigenvalues": "kernels, axes or tolerance", "rhs": "values or mean"}[name]
+                raise ValueError(f"checkpoint: {path} belongs to another run: {what} differ; {advice}")
+        return content["weights"]
+
+    def watch(self, weights: Tensor, iterations: int) -> None:
+        if time.perf_counter() - self._saved > _SAVE_EVERY:
+            self.save(weights, iterations)
+
+    def save(self, weights: Tensor, iterations: int) -> None:
+        if self.path is not None:
+            save_whole(self.path, {**self._problem, "weights": weights.cpu(), "iterations": iterations})
+        self._saved = time.perf_counter()
+
+    def remove(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _checked_noise(noise: float | Tensor) -> float:
+    if isinstance(noise, Tensor) and noise.numel() != 1:
+        raise ValueError(f"noise: got shape {tuple(noise.shape)}, expected one variance")
+    value = float(noise)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"noise: got {value}, expected a variance above 0")
+    return value
+
+
+def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
+    shape = None
+    if axes is not None:
+        own = getattr(values, "shape", None)
+        if own is not None and len(own) != len(axes):
+            raise ValueError(f"axes: got {len(axes)}, expected {len(own)}, one for each dimension of values")
+        if own is None and any(axis is None for axis in axes):
+            raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
+        axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
+        shape = [len(axis) for axis in axes]
+    slabs = Slabs(values, shape)
+    device = values.device if isinstance(values, Tensor) else None
+    coordinates = axes if axes is not None else [range(size) for size in slabs.shape]
+    tables = [torch.as_tensor(np.asarray(axis) if not isinstance(axis, Tensor) else axis) for axis in coordinates]
+    return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
+
+
+def _frozen(kernel: Kernel) -> Kernel:
+    """A copy in float64: what the user holds is not touched."""
+    return copy.deepcopy(kernel).double().eval()
+
+
+def _factor(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
+    if isinstance(kernel, Tensor):
+        matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
+    else:
+        matrix = kernel.to(x.device)(x).to_dense()
+    if matrix.shape != (len(x), len(x)):
+        raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
+    if not bool(matrix.isfinite().all()):
+        raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
+    return matrix
+
+
+def _read(slabs: Slabs, basis: TruncatedEigen, noise: float, mean: float) -> tuple[WeightSpace, Tensor, float]:
+    """One pass over the values: the mask, ``Phi' W' (y - mean)`` and its ``|y - mean|``."""
+    first, *others = basis.vectors
+    transposed = [vectors.mT for vectors in others]
+    rest, device = slabs.shape[1:], first.device
+    observed = torch.empty(slabs.shape, dtype=torch.bool, device=device)
+    rhs, square = first.new_zeros(first.size(-1), math.prod(basis.ranks[1:])), 0.0
+    step = max(1, _SLAB // math.prod(rest))
+    with with_bar(None, "reading", total=slabs.shape[0], unit="slice") as bar:
+        for start, slab in slabs:
+            for at in range(0, len(slab), step):
+                part = slab[at : at + step].to(device)
+                rows = slice(start + at, start + at + len(part))
+                torch.logical_not(part.isnan(), out=observed[rows])
+                y = part.to(torch.float64, copy=True).sub_(mean)
+                y.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
+                y = y.view(len(part), -1, 1)
+                projected = kron_matmul(transposed, y) if others else y
+                rhs.addmm_(first[rows].mT, projected.reshape(len(part), -1))
+                size = float(y.square().sum())
+                if not math.isfinite(size):
+                    entry = part.isinf().nonzero()
+                    where = tuple(entry[0].tolist()) if len(entry) else (0,)
+                    where = (where[0] + rows.start, *where[1:])
+                    raise ValueError(f"values: entry {where} is infinite or too large, expected finite values or NaN")
+                square += size
+            bar.update(len(slab))
+    grid = MaskedGrid(observed)
+    space = WeightSpace(grid, basis, noise)
+    if not space.num_train:
+        raise ValueError(f"values: got {grid.num_cells} entries, all of them gaps; expected at least one observation")
+    return space, rhs.view(basis.ranks) * (basis.products > 0), math.sqrt(square)
+
+
+def _report(
+    space: WeightSpace, found: WeightSolution, seconds: float, tolerance: float, setup: float, read: float
+) -> ReconstructionReport:
+    return ReconstructionReport(
+        method="spectral",
+        iterations=found.iterations,
+        residual=torch.tensor([found.residual], dtype=torch.float64),
+        seconds=seconds,
+        rank=found.rank,
+        num_rhs=1,
+        converged=found.converged,
+        tolerance=tolerance,
+        refinements=found.passes,
+        flops=found.flops,
+        reason="no axis truncates: this is fill-gaps" if space.basis.is_full else "",
+        system_residual=found.system_residual,
+        kernel_error=space.basis.error / space.noise,
+        shape=space.basis.shape,
+        num_train=space.num_train,
+        ranks=space.basis.ranks,
+        basis_size=space.basis.size,
+        read_seconds=read,
+        setup_seconds=setup,
+    )
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,83 @@
+"""Values of a grid as slabs: consecutive slices of its first axis, whatever they come from."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_NUMBERS = 2**24  # in a slab that we cut ourselves
+
+
+class Slabs:
+    """What `values` holds, slice by slice: a tensor, an array, anything that is sliced like one, or an iterable.
+
+    An array may be a ``numpy.memmap``, or of zarr, HDF5 or dask: only the slab that is asked for is read. An iterable
+    gives arrays of shape (k, m_2, .., m_d), for any k, in the order of the first axis, and is gone through once.
+    Gaps are NaN, or masked in a NumPy masked array.
+    """
+
+    def __init__(self, values: Any, shape: Sequence[int] | None) -> None:
+        self._values = values
+        own = getattr(values, "shape", None)
+        if own is not None:
+            own = tuple(int(size) for size in own)
+            if shape is not None and own != tuple(shape):
+                raise ValueError(f"values: got shape {own}, expected {tuple(shape)}, the lengths of the axes")
+        elif not isinstance(values, Iterable):
+            raise ValueError(f"values: got {type(values).__name__}, expected an array, or an iterable of slabs")
+        elif shape is None:
+            raise ValueError("axes: got none with an iterable of slabs, expected one for each dimension")
+        self.shape = tuple(shape if own is None or shape is not None else own)  # type: ignore[arg-type]
+        self._sliced = own is not None
+        if not self.shape or 0 in self.shape:
+            raise ValueError(f"values: got shape {self.shape}, expected one dimension or more, none of them 0")
+        kind = getattr(values, "dtype", None)
+        self.dtype = torch.float64 if kind is None else _floating(kind)
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        """The first slice of each slab, and the slab. shape: (k, m_2, .., m_d)"""
+        rest, start = self.shape[1:], 0
+        for part in self._parts():
+            slab = _as_tensor(part)
+            if slab.dim() != len(self.shape) or tuple(slab.shape[1:]) != rest:
+                raise ValueError(
+                    f"values: the slab that begins at slice {start} has shape {tuple(slab.shape)}, expected (k, "
+                    f"{', '.join(map(str, rest))})"
+                )
+            if start + len(slab) > self.shape[0]:
+                raise ValueError(f"values: got more than {self.shape[0]} slices, expected as many as axis 0 is long")
+            yield start, slab
+            start += len(slab)
+        if start != self.shape[0]:
+            raise ValueError(f"values: got {start} slices, expected {self.shape[0]}, the length of axis 0")
+
+    def _parts(self) -> Iterator[Any]:
+        if not self._sliced:
+            yield from self._values
+            return
+        step = max(1, _NUMBERS // math.prod(self.shape[1:]))
+        for start in range(0, self.shape[0], step):
+            yield self._values[start : start + step]
+
+
+def _as_tensor(part: Any) -> Tensor:
+    if isinstance(part, Tensor):
+        return part if part.is_floating_point() else part.double()
+    array = part if isinstance(part, np.ndarray) else np.asarray(part)
+    floating = array.dtype.kind == "f"
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"values: got {array.dtype}, expected real numbers")
+    if isinstance(array, np.ma.MaskedArray):
+        array = np.ma.filled(array if floating else array.astype(np.float64), np.nan)
+    # torch reads native memory that it may write to: what is only read is copied, slab by slab
+    array = np.asarray(array, dtype=array.dtype.newbyteorder("="))
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _floating(kind: Any) -> torch.dtype:
+    """The precision that results are given in: that of the values."""
+    return torch.float32 if kind == torch.float32 or str(kind) in ("float32", ">f4", "float16") else torch.float64

@@ -1,0 +1,250 @@
+"""Fill-gaps in the space of the kernel's own eigenvectors: ``(s2 T^-1 + Phi' W'W Phi) w = Phi' W' y``.
+
+With ``K = Phi T Phi'`` the posterior mean on the grid is ``Phi w``. The vectors of this system are as long as the
+basis, not as the grid, which is only swept. Where gaps are scattered, ``Phi' W'W Phi`` is close to ``N/M I``;
+preconditioned by ``s2/T + N/M``, the system has the spectrum of fill-gaps, or a better one, and needs few iterations.
+
+Where gaps hang together, functions that live inside of them make the system nearly singular; a dense block of
+``s2 T^-1 + Phi' W'W Phi`` on the leading functions takes care of those. It is set up once iterations without it have
+shown to be the dearer way.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gaps.kronecker.gram import structured_gram
+from gpytorch_gaps.kronecker.tiles import MaskedGrid, project_flops, sweep_flops
+from gpytorch_gaps.kronecker.truncated import TruncatedEigen
+from gpytorch_gaps.progress import LateBar
+
+_WAIT = 10  # iterations after which their rate is told
+_MAX_PASSES = 12
+# by how much an inner iteration may reduce a residual before it is taken anew in float64
+_REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
+_BLOCK_BYTES = 40.0  # held for each of the p^2 entries while the block is set up
+
+
+class WeightSpace:
+    """The system for one mask, one truncated kernel and one noise. Weights are boxes of shape (r_1, .., r_d)."""
+
+    def __init__(self, grid: MaskedGrid, basis: TruncatedEigen, noise: float) -> None:
+        self.grid, self.basis, self.noise = grid, basis, noise
+        self.num_train = grid.count()
+        self._kept = basis.products > 0
+        self.shift = torch.where(self._kept, noise / basis.products, 0.0)  # s2 T^-1
+        share = self.num_train / grid.num_cells
+        self.inverse = torch.where(self._kept, 1.0 / (self.shift + share), 0.0)
+        self._vectors = {torch.float64: basis.vectors}
+        self.product_flops = sweep_flops(basis.shape, basis.ranks)
+
+    def vectors(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        if dtype not in self._vectors:
+            self._vectors[dtype] = tuple(q.to(dtype) for q in self.basis.vectors)
+        return self._vectors[dtype]
+
+    def matmul(self, weights: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """``(s2 T^-1 + Phi' W'W Phi) w``, the sweep in the precision asked for, all else in float64."""
+        image = self.grid.gram(self.vectors(dtype), weights).double()
+        return torch.addcmul(image.mul_(self._kept), self.shift, weights)
+
+    def precondition(self, residual: Tensor) -> Tensor:
+        return self.inverse * residual
+
+    def system_norm(self, residual: Tensor) -> float:
+        """``|W Phi (T / s2) r|``: the size of a residual in the original system, ``(K_XX + s2 I) a = y``."""
+        scaled = residual * self.basis.products / self.noise
+        return math.sqrt(self.grid.squared_norm(self.basis.vectors, scaled))
+
+    def block_size(self, memory: float) -> int:
+        """p: as many functions as have more variance than the noise, within so many bytes."""
+        wanted = int((self.basis.products > self.noise).sum())
+        return min(wanted, int(math.sqrt(memory / _BLOCK_BYTES)))
+
+    def block_flops(self, rank: int) -> float:
+        """Of setting up a :class:`LeadingBlock`."""
+        if not rank:
+            return math.inf
+        used = [len(torch.unique(axis)) for axis in self._leading(rank)[1]]
+        pairs = [columns * (columns + 1) // 2 for columns in used]
+        return project_flops(self.basis.shape, pairs) + rank**3 / 3.0 + 20.0 * rank**2
+
+    def _leading(self, rank: int) -> tuple[Tensor, Tensor]:
+        """The `rank` functions of largest variance: where they are in the box, flat and by axis. shape: (d, p)"""
+        index = torch.topk(self.basis.products.flatten(), rank).indices
+        return index, torch.stack(torch.unravel_index(index, self.basis.ranks))
+
+    def leading_block(self, rank: int) -> "LeadingBlock":
+        index, positions = self._leading(rank)
+        return LeadingBlock(self, index, structured_gram(self.basis.vectors, positions, self.grid.project))
+
+
+class LeadingBlock:
+    """``M^-1``: the inverse of the block on the p leading functions, that of the diagonal elsewhere.
+
+    The block is scaled by the diagonal, and factorised in float64. Cost: a structured Gram matrix, p^3 / 3, and p^2
+    an application.
+    """
+
+    def __init__(self, space: WeightSpace, index: Tensor, gram: Tensor) -> None:
+        self._index, self._inverse = index, space.inverse
+        self._scale = space.inverse.flatten()[index].sqrt()
+        gram.mul_(self._scale).mul_(self._scale.unsqueeze(-1))
+        gram.diagonal().add_(space.shift.flatten()[index] * self._scale.square())
+        self._cholesky = psd_safe_cholesky(gram)
+
+    def precondition(self, residual: Tensor) -> Tensor:
+        result = (self._inverse * residual).flatten()
+        inside = (self._scale * residual.flatten()[self._index]).unsqueeze(-1)
+        result[self._index] = self._scale * torch.cholesky_solve(inside, self._cholesky).squeeze(-1)
+        return result.view(residual.shape)
+
+
+@dataclass
+class Descent:
+    """Preconditioned conjugate gradients, one step at a time: three vectors, updated in place."""
+
+    matmul: Callable[[Tensor], Tensor]
+    precondition: Callable[[Tensor], Tensor]
+    residual: Tensor
+    solution: Tensor
+    _direction: Tensor | None = None
+    _inner: float = 0.0
+
+    def step(self) -> None:
+        preconditioned = self.precondition(self.residual)
+        inner = _dot(self.residual, preconditioned)
+        if self._direction is None:
+            self._direction = preconditioned
+        else:
+            self._direction.mul_(inner / self._inner).add_(preconditioned)
+        self._inner = inner
+        image = self.matmul(self._direction)
+        length = inner / _dot(self._direction, image)
+        self.solution.add_(self._direction, alpha=length)
+        self.residual.sub_(image, alpha=length)
+
+
+@dataclass
+class WeightSolution:
+    """Weights, and how good they are: relative residuals of the weights' own system and of the original one."""
+
+    weights: Tensor
+    residual: float = math.inf
+    system_residual: float = math.inf
+    iterations: int = 0
+    passes: int = 0
+    rank: int = 0  # of the dense block
+    flops: float = 0.0
+    converged: bool = False
+
+
+class WeightSolver:
+    """Iterates in float32, takes the residual anew in float64, and goes on until it is within the tolerance.
+
+    :param rhs: ``Phi' W' y``.
+    :param norm: ``|y|``.
+    :param system_tolerance: what the residual of the original system must reach as well; None: it is only reported.
+    :param memory: bytes that the dense block may take.
+    :param watch: shown the weights and the iterations so far, after every iteration.
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace,
+        rhs: Tensor,
+        norm: float,
+        *,
+        tolerance: float,
+        system_tolerance: float | None,
+        max_iterations: int,
+        memory: float,
+        watch: Callable[[Tensor, int], None],
+    ) -> None:
+        self.space, self.rhs, self.tolerance, self.system_tolerance = space, rhs, tolerance, system_tolerance
+        self.max_iterations, self.memory, self.watch = max_iterations, memory, watch
+        self._unit, self._norm = float(rhs.norm()) or 1.0, norm or 1.0
+        self._precondition = space.precondition
+
+    def solve(self, start: Tensor | None = None) -> WeightSolution:
+        found = WeightSolution(torch.zeros_like(self.rhs) if start is None else start.clone())
+        residual = self.rhs.clone() if start is None else self._residual(found)
+        dtype = torch.float32
+        self._judge(found, residual)
+        while not found.converged and found.iterations < self.max_iterations and found.passes < _MAX_PASSES:
+            candidate = WeightSolution(**{**vars(found), "weights": found.weights.clone()})
+            self._descend(candidate, residual.clone(), dtype)
+            candidate.passes += 1
+            new_residual = self._residual(candidate)
+            self._judge(candidate, new_residual)
+            stalled = not self._progress(candidate) < 0.5 * self._progress(found)
+            if self._progress(candidate) < self._progress(found):
+                found, residual = candidate, new_residual
+            else:
+                found.iterations, found.passes, found.flops = candidate.iterations, candidate.passes, candidate.flops
+            if stalled and dtype == torch.float64:
+                break
+            dtype = torch.float64 if stalled else dtype
+        if math.isinf(found.system_residual):
+            found.system_residual = self.space.system_norm(residual) / self._norm
+        return found
+
+    def _residual(self, found: WeightSolution) -> Tensor:
+        found.flops += self.space.product_flops
+        return self.rhs - self.space.matmul(found.weights)
+
+    def _judge(self, found: WeightSolution, residual: Tensor) -> None:
+        found.residual, found.system_residual = float(residual.norm()) / self._unit, math.inf
+        found.converged = found.residual <= self.tolerance
+        if self.system_tolerance is not None:
+            found.flops += 0.5 * self.space.product_flops
+            found.system_residual = self.space.system_norm(residual) / self._norm
+            found.converged = found.converged and found.system_residual <= self.system_tolerance
+
+    def _progress(self, found: WeightSolution) -> float:
+        """How far off, relative to what is asked for."""
+        asked = found.residual / self.tolerance
+        return asked if self.system_tolerance is None else max(asked, found.system_residual / self.system_tolerance)
+
+    def _descend(self, found: WeightSolution, residual: Tensor, dtype: torch.dtype) -> None:
+        """Conjugate gradients from `found`, which is updated, until the residual should be within the tolerance."""
+        first = float(residual.norm())
+        goal = max(0.5 * first / max(self._progress(found), 0.5), _REACH[dtype] * first)
+        bar = LateBar("conjugate gradients")
+        descent, begun = self._descent(residual, found.weights, dtype), found.iterations
+        size = first
+        while size > goal and found.iterations < self.max_iterations:
+            descent.step()
+            found.iterations += 1
+            found.flops += self.space.product_flops
+            size = float(descent.residual.norm())
+            bar.update()
+            self.watch(found.weights, found.iterations)
+            if not math.isfinite(size):
+                break
+            if not found.rank and self._block_pays(found.iterations - begun, size / first, goal / first, dtype):
+                found.rank = self.space.block_size(self.memory)
+                found.flops += self.space.block_flops(found.rank)
+                self._precondition = self.space.leading_block(found.rank).precondition
+                descent = self._descent(descent.residual, found.weights, dtype)
+        bar.close()
+
+    def _descent(self, residual: Tensor, weights: Tensor, dtype: torch.dtype) -> Descent:
+        return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, weights)
+
+    def _block_pays(self, iterations: int, reached: float, goal: float, dtype: torch.dtype) -> bool:
+        """Whether the iterations still to come, at the rate so far, cost more than to set up the dense block."""
+        if iterations < _WAIT or reached <= goal:
+            return False
+        rate = math.log(reached) / iterations
+        left = math.log(goal / reached) / rate if rate < 0 else math.inf
+        dearer = 2.0 if dtype == torch.float32 else 1.0  # a block is always float64
+        return left * self.space.product_flops > dearer * self.space.block_flops(self.space.block_size(self.memory))
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.view(-1), b.view(-1)))
