@@ -62,9 +62,10 @@ class gap_method(_Choice):
     """How ``(K_XX + s2 I) a_X = y_X`` is solved: the paper's three formulations, a dense one, or the cheapest.
 
     ``"ignore"`` with ``preconditioner_rank(p)`` is the paper's IG_p; with ``preconditioner_rank(0)`` its plain IG.
+    ``"spectral"`` is fill-gaps in a truncated eigenbasis.
     """
 
-    choices = ("auto", "fill", "ignore", "penalize", "cholesky")
+    choices = ("auto", "fill", "ignore", "penalize", "spectral", "cholesky")
     _global_value = "auto"
 
 

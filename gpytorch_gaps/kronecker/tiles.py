@@ -14,7 +14,8 @@ where the carried axis is long.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 
 _TILE = 2**18  # numbers of a tile on a host, to stay in cache: see `benchmarks.scaling --tiles`
 _TILE_ON_DEVICE = 2**25  # a device has no such cache, and wants more work at a time
-_ROWS = 256  # of a tile, so that both of its matrix products run well
+_ROWS = 256  # of a tile, or columns, so that both of its matrix products run well
+_WORTH_THREADS = 2**21  # cells
 _BLOCK = 2**22  # numbers that the other axes are expanded to at a time
 
 
@@ -38,7 +40,6 @@ class MaskedGrid:
         if observed.dtype not in (torch.bool, torch.uint8):
             raise ValueError(f"observed: got {observed.dtype}, expected torch.bool or torch.uint8")
         self.shape = tuple(observed.shape)
-        # multiplying by bytes is far faster than by booleans, and than a masked fill, which branches
         self._bytes = observed.contiguous().view(torch.uint8)
         self._tile = tile or (_TILE if observed.device.type == "cpu" else _TILE_ON_DEVICE)
 
@@ -87,11 +88,10 @@ class MaskedGrid:
         if weights is not None:
             inside = weights.reshape(lead.size(-1), -1, rank)
             expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
-        sums = lead.new_zeros(lead.size(-1), middle * rank) if project else lead.new_zeros((), dtype=torch.float64)
+        sums = lead.new_zeros(lead.size(-1), middle * rank) if project else _no_sum(lead)
         for rows in _blocks(lead.size(-2), _BLOCK // (middle * max(rank, 1))):
-            left = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
-            part = mask[rows.start * middle : rows.stop * middle]
-            found = self._tiles(part, left, last, by_columns=True, project=project)
+            along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
+            found = self._tiles(mask[rows.start * middle : rows.stop * middle], last, along, project)
             sums = sums.addmm_(lead[rows].mT, found.view(-1, middle * rank)) if project else sums + found
         if not project:
             return sums
@@ -103,63 +103,81 @@ class MaskedGrid:
         within, rank = math.prod(basis.size(-2) for basis in inner), first.size(-1)
         mask = self._bytes.view(first.size(-2), -1)
         expanded = None
-        if weights is not None:
-            inside = weights.reshape(rank, lead.size(-1), -1).transpose(0, 1)  # the leading axis first
-            expanded = inside.reshape(lead.size(-1) * rank, -1, 1)
-            expanded = (kron_matmul(inner, expanded) if inner else expanded).reshape(lead.size(-1), -1)
-        sums = lead.new_zeros(lead.size(-1), rank * within) if project else lead.new_zeros((), dtype=torch.float64)
+        if weights is not None:  # the leading axis first, the carried one last
+            inside = weights.reshape(rank, lead.size(-1), -1).permute(1, 2, 0)
+            expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
+        sums = lead.new_zeros(lead.size(-1), within * rank) if project else _no_sum(lead)
         for rows in _blocks(lead.size(-2), _BLOCK // (within * max(rank, 1))):
-            right = None
-            if expanded is not None:
-                right = (lead[rows] @ expanded).view(-1, rank, within).transpose(0, 1).reshape(rank, -1)
-            part = mask[:, rows.start * within : rows.stop * within]
-            found = self._tiles(part, first, right, by_columns=False, project=project)
-            if project:
-                found = found.view(rank, -1, within).transpose(0, 1).reshape(-1, rank * within)
-            sums = sums.addmm_(lead[rows].mT, found) if project else sums + found
+            along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
+            found = self._tiles(mask[:, rows.start * within : rows.stop * within].mT, first, along, project)
+            sums = sums.addmm_(lead[rows].mT, found.view(-1, within * rank)) if project else sums + found
         if not project:
             return sums
-        inside = sums.view(-1, within, 1)
+        inside = sums.view(lead.size(-1), within, rank)
         inside = kron_matmul([basis.mT for basis in inner], inside) if inner else inside
-        return inside.reshape(lead.size(-1), rank, -1).transpose(0, 1).contiguous()
+        return inside.permute(2, 0, 1).contiguous()
 
-    def _tiles(
-        self, mask: Tensor, left: Tensor | None, right: Tensor | None, by_columns: bool, project: bool
-    ) -> Tensor:
-        """``X = mask * (left right')`` a tile at a time: ``X right`` if `by_columns`, else ``left' X``, or ``|X|^2``.
+    def _tiles(self, mask: Tensor, basis: Tensor, weights: Tensor | None, project: bool) -> Tensor:
+        """``X = mask * (weights basis')``, or the mask itself, a tile at a time: ``X basis``, or ``|X|^2``.
 
-        The factor that is not projected onto may be None: then X is the mask.
+        Strips of X are independent, and go to a thread each: parallel products of single tiles would have the threads
+        wait for each other all the time, and for any other program that runs.
+
+        :param mask: shape (n, m), or the transpose of a contiguous (m, n).
+        :param basis: of the axis that is carried, shape (m, r).
+        :param weights: shape (n, r).
         """
-        basis = right if by_columns else left
-        assert basis is not None
-        size = (len(mask), basis.size(-1)) if by_columns else (basis.size(-1), mask.size(-1))
-        sums = basis.new_zeros(size) if project else basis.new_zeros((), dtype=torch.float64)
-        height = min(len(mask), _ROWS)
-        width = min(mask.size(-1), max(1, self._tile // height))
-        tile, factor = basis.new_empty(2, height * width)
-        for columns in _blocks(mask.size(-1), width):
-            across, found = None, sums
-            if right is not None:
-                across = right[columns].mT if by_columns else right[:, columns].contiguous()
-            if project and not by_columns:
-                found = torch.zeros_like(sums[:, columns], memory_format=torch.contiguous_format)
-            for rows in _blocks(len(mask), height):
-                cells = mask[rows, columns]
+        by_rows = mask.stride(-1) == 1  # else tiles are held, and worked on, as their transposes
+        sums = basis.new_zeros(len(mask), basis.size(-1)) if project else basis.new_zeros(len(mask), 1)
+        other = max(1, self._tile // _ROWS)
+        height, width = (_ROWS, other) if by_rows else (other, _ROWS)
+
+        def strip(rows: slice) -> None:
+            own, count = sums[rows], rows.stop - rows.start
+            tile, factor = basis.new_empty(2, count * min(width, mask.size(-1)))
+            for columns in _blocks(mask.size(-1), width):
+                cells = mask[rows, columns] if by_rows else mask[rows, columns].mT
                 x = tile[: cells.numel()].view(cells.shape)
-                if left is None or across is None:
+                if weights is None:
                     x.copy_(cells)
                 else:
-                    torch.mm(left[rows], across, out=x)
+                    left, right = (weights[rows], basis[columns]) if by_rows else (basis[columns], weights[rows])
+                    torch.mm(left, right.mT, out=x)
+                    # copied bytes multiply far faster than booleans, and than a masked fill, which branches
                     x.mul_(factor[: cells.numel()].view(cells.shape).copy_(cells))
-                if not project:
-                    sums = sums + x.square().sum(dtype=torch.float64)
-                elif by_columns:
-                    sums[rows].addmm_(x, basis[columns])
+                if project:
+                    own.addmm_(x if by_rows else x.mT, basis[columns])
                 else:
-                    found.addmm_(basis[rows].mT, x)
-            if project and not by_columns:
-                sums[:, columns] = found
-        return sums
+                    own[0] += x.square_().sum()
+
+        run_in_threads(strip, list(_blocks(len(mask), height)), mask)
+        return sums if project else sums.sum(dtype=torch.float64)
+
+
+def run_in_threads(work: Callable[[slice], None], parts: Sequence[slice], size: Tensor) -> None:
+    """``work(part)`` for every part, each in one of as many threads as torch uses; on a device, one after the other."""
+    threads = torch.get_num_threads()
+    if size.device.type != "cpu" or threads == 1 or size.numel() < _WORTH_THREADS or len(parts) == 1:
+        for part in parts:
+            work(part)
+        return
+    inference = torch.is_inference_mode_enabled()  # which a thread does not inherit
+
+    def alone(part: slice) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode(inference), torch.no_grad():
+            work(part)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(alone, parts):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # what a thread sets for itself, new ones inherit
+
+
+def _no_sum(like: Tensor) -> Tensor:
+    return like.new_zeros((), dtype=torch.float64)
 
 
 def sweep_flops(shape: Sequence[int], ranks: Sequence[int]) -> float:

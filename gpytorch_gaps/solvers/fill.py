@@ -12,10 +12,8 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
-from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.solvers.amplified import correct_amplified
 from gpytorch_gaps.solvers.system import GapSystem
-
-_LOOK_EVERY = 8  # iterations after which the original residual is looked at, however far off it seems
 
 
 class Fill:
@@ -67,36 +65,18 @@ class Fill:
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         if self._cholesky is not None:
             return torch.cholesky_solve(residual, self._cholesky), 0
-        floor = 10 * torch.finfo(dtype).eps
-        initial = residual.norm(dim=-2)
-        amplification: Tensor | None = None
-        since_look = 0
-
-        def stop(current: Tensor) -> bool:
-            """Looks at the original residual, which costs half an iteration, only when it may have arrived."""
-            nonlocal amplification, since_look
-            size, since_look = current.norm(dim=-2), since_look + 1
-            exhausted = size <= floor * initial
-            if bool(exhausted.all()):
-                return True
-            expected = None if amplification is None else size * amplification
-            far = expected is not None and bool((expected > 1.5 * self.tolerance).any())
-            if far and since_look < _LOOK_EVERY:
-                return False
-            error, since_look = self.original(current), 0
-            amplification = error / size.clamp_min(torch.finfo(size.dtype).tiny)
-            return bool(((error <= 0.9 * self.tolerance) | exhausted).all())
-
-        step, iterations, _ = conjugate_gradients(
-            self.system.gap_matmul,
-            residual.to(dtype),
-            stop=stop,
-            max_iterations=budget,
+        step, iterations = correct_amplified(
+            residual,
+            dtype,
+            budget,
+            matmul=self.system.gap_matmul,
             precondition=None if self._preconditioner is None else self._preconditioner.solve,
+            original=self.original,
+            tolerance=self.tolerance,
         )
         own = self._preconditioner.flops if self._preconditioner else 0.0
         self.flops += iterations * self._columns * (2.0 * self.system.rotation_flops + own)
-        return step.double(), iterations
+        return step, iterations
 
     def finish(self, iterate: Tensor) -> Tensor:
         return select_cells(self._weights(iterate), self.system.train_index)

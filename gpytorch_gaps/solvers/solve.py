@@ -19,12 +19,15 @@ from gpytorch_gaps.solvers.fill import Fill
 from gpytorch_gaps.solvers.ignore import Ignore
 from gpytorch_gaps.solvers.penalize import Penalize
 from gpytorch_gaps.solvers.refine import Formulation, refine
+from gpytorch_gaps.solvers.spectral import Spectral
 from gpytorch_gaps.solvers.system import GapSystem
 
 ADVICE = {
     "fill": "more max_iterations, or gap_method('ignore') with a preconditioner_rank above the number of eigenvalues "
     "larger than the noise",
     "ignore": "a larger preconditioner_rank, gap_method('fill'), more max_iterations, or more noise",
+    "spectral": "more max_iterations, or gap_method('ignore') with a preconditioner_rank above the number of "
+    "eigenvalues larger than the noise; a noise far below float64's rounding of the kernel cannot be reached",
     "penalize": "another method: penalized systems are badly conditioned",
     "cholesky": "float64 factors, or more noise: the system is singular to working precision",
 }
@@ -150,7 +153,7 @@ def _named_plan(
         cold = best_rank(system, columns, tolerance)
         quick = quicker(rank_plans(system, columns, still_needed(tolerance, start)), cold) if start < 1.0 else None
         rank = (quick or cold).rank
-    if method == "penalize":
+    if method in ("penalize", "spectral"):
         rank = 0
     if rank and method == "ignore" and not float(system.noise.min()) > 0:
         raise ValueError(f"preconditioner_rank: got {rank} without noise, expected 0: the preconditioner divides by it")
@@ -161,6 +164,8 @@ def _named_plan(
 def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, tolerance: float, penalty: float | None) -> Formulation:
     if plan.method == "penalize":
         return Penalize(system, rhs, tolerance, penalty)
+    if plan.method == "spectral":
+        return Spectral(system, rhs, tolerance)
     if plan.method == "fill" or plan.direct == "gaps":
         return Fill(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))
     return Ignore(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))

@@ -167,6 +167,42 @@ class GapSystem:
                 stacklevel=2,
             )
 
+    def truncated(self, tolerance: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Eigenvectors and eigenvalues of each axis, without those that no product brings above :meth:`level`.
+
+        shape: (*batch, m_i, r_i) and (*batch, r_i)
+        """
+        return self.once(("truncated", tolerance), lambda: self._truncated(self.level(tolerance)))
+
+    def level(self, tolerance: float) -> float:
+        """An eigenvalue of K that may be dropped: all of them cost a tenth of the tolerance in the residual."""
+        return 0.1 * tolerance * float(self.noise.min())
+
+    def _truncated(self, level: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        values = self.eigen().values
+        tops = [value.amax() for value in values]
+        total = torch.stack(tops).prod()
+        kept = [(value * (total / top) >= level).sum(-1).max() for value, top in zip(values, tops, strict=True)]
+        ranks = torch.stack(kept).clamp_min(1).tolist()  # one read of a few numbers, where the host must decide
+        return (
+            tuple(q[..., -rank:] for q, rank in zip(self.eigen().vectors, ranks, strict=True)),
+            tuple(value[..., -rank:] for value, rank in zip(values, ranks, strict=True)),
+        )
+
+    def truncated_flops(self, tolerance: float) -> float:
+        """FLOPs of one product with the truncated eigenvectors and one column: the spectral method takes two."""
+        return float(kron_matmul_flops([(q.size(-2), q.size(-1)) for q in self.truncated(tolerance)[0]], 1))
+
+    def observed(self, dtype: torch.dtype) -> Tensor:
+        """One where a cell is observed, zero in gaps. shape: (M, 1)"""
+
+        def make() -> Tensor:
+            mask = torch.zeros(self.num_cells, 1, dtype=dtype, device=self.train_index.device)
+            mask[self.train_index] = 1.0
+            return mask
+
+        return self.once(("observed", dtype), make)
+
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""
         grid = spread_cells(x, columns, self.num_cells)
