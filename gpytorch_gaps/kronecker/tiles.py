@@ -128,12 +128,13 @@ class MaskedGrid:
         :param weights: shape (n, r).
         """
         by_rows = mask.stride(-1) == 1  # else tiles are held, and worked on, as their transposes
-        sums = basis.new_zeros(len(mask), basis.size(-1)) if project else basis.new_zeros(len(mask), 1)
+        sums, squares = basis.new_empty(len(mask) if project else 0, basis.size(-1)), [_no_sum(basis)]
         other = max(1, self._tile // _ROWS)
         height, width = (_ROWS, other) if by_rows else (other, _ROWS)
 
         def strip(rows: slice) -> None:
-            own, count = sums[rows], rows.stop - rows.start
+            count, rank = rows.stop - rows.start, basis.size(-1)
+            own = basis.new_zeros((count, rank) if by_rows else (rank, count))  # wide products run best
             tile, factor = basis.new_empty(2, count * min(width, mask.size(-1)))
             for columns in _blocks(mask.size(-1), width):
                 cells = mask[rows, columns] if by_rows else mask[rows, columns].mT
@@ -145,13 +146,17 @@ class MaskedGrid:
                     torch.mm(left, right.mT, out=x)
                     # copied bytes multiply far faster than booleans, and than a masked fill, which branches
                     x.mul_(factor[: cells.numel()].view(cells.shape).copy_(cells))
-                if project:
-                    own.addmm_(x if by_rows else x.mT, basis[columns])
+                if not project:
+                    squares.append(x.square_().sum(dtype=torch.float64))
+                elif by_rows:
+                    own.addmm_(x, basis[columns])
                 else:
-                    own[0] += x.square_().sum()
+                    own.addmm_(basis[columns].mT, x)
+            if project:
+                sums[rows] = own if by_rows else own.mT
 
         run_in_threads(strip, list(_blocks(len(mask), height)), mask)
-        return sums if project else sums.sum(dtype=torch.float64)
+        return sums if project else torch.stack(squares).sum()
 
 
 def run_in_threads(work: Callable[[slice], None], parts: Sequence[slice], size: Tensor) -> None:
