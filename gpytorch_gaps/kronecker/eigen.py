@@ -98,8 +98,13 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
 
     Kernel matrices are positive semi-definite: eigenvalues that rounding made negative are zero.
     """
-    distinct = [_without_repeats(factor.detach()).double() for factor in factors]
-    pairs = [torch.linalg.eigh(0.5 * (factor + factor.mT)) for factor in distinct]
+    known: dict[int, tuple[Tensor, Tensor]] = {}  # a factor that serves several axes is decomposed once
+    pairs = []
+    for factor in factors:
+        if id(factor) not in known:
+            own = _without_repeats(factor.detach()).double()
+            known[id(factor)] = torch.linalg.eigh(0.5 * (own + own.mT))
+        pairs.append(known[id(factor)])
     largest = [float(t.amax()) for t, _ in pairs]
     lowest = [max(0.0, -float(t.amin())) for t, _ in pairs]
     total = math.prod(largest)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gpytorch_gaps.solvers.conjugate_gradients import Closure, conjugate_gradients
 
+_TINY = 1e-300
 _LOOK_EVERY = 8  # iterations after which the original residual is looked at, however far off it seems
 
 
@@ -27,25 +28,29 @@ def correct_amplified(
         it costs half an iteration, and is asked for only when it may have arrived.
     """
     floor = 10 * torch.finfo(dtype).eps
-    initial = residual.norm(dim=-2)
-    amplification: Tensor | None = None
+    initial = _numbers(residual.norm(dim=-2))
+    amplification: list[float] = []
     since_look = 0
 
     def stop(current: Tensor) -> bool:
         nonlocal amplification, since_look
-        size, since_look = current.norm(dim=-2), since_look + 1
-        exhausted = size <= floor * initial
-        if bool(exhausted.all()):
+        sizes, since_look = _numbers(current.norm(dim=-2)), since_look + 1
+        exhausted = [size <= floor * first for size, first in zip(sizes, initial, strict=True)]
+        if all(exhausted):
             return True
-        expected = None if amplification is None else size * amplification
-        far = expected is not None and bool((expected > 1.5 * tolerance).any())
+        far = any(size * factor > 1.5 * tolerance for size, factor in zip(sizes, amplification, strict=False))
         if far and since_look < _LOOK_EVERY:
             return False
-        error, since_look = original(current), 0
-        amplification = error / size.clamp_min(torch.finfo(size.dtype).tiny)
-        return bool(((error <= 0.9 * tolerance) | exhausted).all())
+        errors, since_look = _numbers(original(current)), 0
+        amplification = [error / max(size, _TINY) for error, size in zip(errors, sizes, strict=True)]
+        return all(error <= 0.9 * tolerance or done for error, done in zip(errors, exhausted, strict=True))
 
     step, iterations, _ = conjugate_gradients(
         matmul, residual.to(dtype), stop=stop, max_iterations=budget, precondition=precondition
     )
     return step.double(), iterations
+
+
+def _numbers(columns: Tensor) -> list[float]:
+    """On the host, in one read: a few comparisons of numbers cost less there than as many calls."""
+    return columns.flatten().tolist()

@@ -9,6 +9,9 @@ What is different from calling ``linear_cg`` directly:
 
 ``linear_cg`` shows its residual to the preconditioner at every iteration, which is where we listen; a residual set to
 zero there is how we tell it to stop.
+
+A single right-hand side needs none of its bookkeeping: :class:`Descent` takes the same steps in a third of the calls,
+and in place.
 """
 
 import warnings
@@ -78,6 +81,34 @@ def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
 
 
+class Descent:
+    """Conjugate gradients for one right-hand side, a step at a time: three vectors, updated in place.
+
+    `solution` and `residual` are those given; no number of it is read by the host.
+    """
+
+    def __init__(self, matmul: Closure, precondition: Closure | None, residual: Tensor, solution: Tensor) -> None:
+        self._matmul, self._precondition = matmul, precondition
+        self.residual, self.solution = residual, solution
+        self._direction: Tensor | None = None
+        self._inner = residual.new_zeros(())
+
+    def step(self) -> None:
+        preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
+        inner = torch.dot(self.residual.view(-1), preconditioned.view(-1))
+        if self._direction is None:
+            own = preconditioned.data_ptr() != self.residual.data_ptr()
+            self._direction = preconditioned if own else preconditioned.clone()
+        else:
+            self._direction.mul_(_safe_divide(inner, self._inner)).add_(preconditioned)
+        self._inner = inner
+        image = self._matmul(self._direction)
+        curvature = torch.dot(self._direction.view(-1), image.reshape(-1))
+        length = _safe_divide(inner, curvature)
+        self.solution.addcmul_(self._direction, length)
+        self.residual.addcmul_(image, length, value=-1.0)
+
+
 def conjugate_gradients(
     matmul: Closure,
     rhs: Tensor,
@@ -94,6 +125,8 @@ def conjugate_gradients(
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
+    if rhs.numel() == rhs.size(-2) and not lanczos:
+        return *_descend(matmul, rhs, stop, max_iterations, precondition), None
     largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
     largest = largest.masked_fill(largest == 0, 1.0)
     scale = (rhs / largest).norm(dim=-2, keepdim=True) * largest
@@ -114,6 +147,24 @@ def conjugate_gradients(
         )
     listener.bar.close()
     return solution * scale, listener.iterations, _tridiagonal(listener) if lanczos else None
+
+
+def _descend(
+    matmul: Closure, rhs: Tensor, stop: Callable[[Tensor], bool], max_iterations: int, precondition: Closure | None
+) -> tuple[Tensor, int]:
+    """One column, in units in which squares neither under- nor overflow."""
+    scale = rhs.abs().amax()
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    descent = Descent(matmul, precondition, (rhs / scale).contiguous(), torch.zeros_like(rhs).contiguous())
+    bar, iterations = LateBar("conjugate gradients"), 0
+    while iterations < max_iterations:
+        descent.step()
+        iterations += 1
+        bar.update()
+        if stop(descent.residual * scale):
+            break
+    bar.close()
+    return descent.solution.mul_(scale), iterations
 
 
 def _tridiagonal(listener: _Listener) -> Tensor:

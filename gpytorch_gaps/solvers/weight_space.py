@@ -21,6 +21,7 @@ from gpytorch_gaps.kronecker.gram import structured_gram
 from gpytorch_gaps.kronecker.tiles import MaskedGrid, project_flops, sweep_flops
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen
 from gpytorch_gaps.progress import LateBar
+from gpytorch_gaps.solvers.conjugate_gradients import Descent
 
 _WAIT = 10  # iterations after which their rate is told
 _MAX_PASSES = 12
@@ -102,31 +103,6 @@ class LeadingBlock:
         inside = (self._scale * residual.flatten()[self._index]).unsqueeze(-1)
         result[self._index] = self._scale * torch.cholesky_solve(inside, self._cholesky).squeeze(-1)
         return result.view(residual.shape)
-
-
-@dataclass
-class Descent:
-    """Preconditioned conjugate gradients, one step at a time: three vectors, updated in place."""
-
-    matmul: Callable[[Tensor], Tensor]
-    precondition: Callable[[Tensor], Tensor]
-    residual: Tensor
-    solution: Tensor
-    _direction: Tensor | None = None
-    _inner: float = 0.0
-
-    def step(self) -> None:
-        preconditioned = self.precondition(self.residual)
-        inner = _dot(self.residual, preconditioned)
-        if self._direction is None:
-            self._direction = preconditioned
-        else:
-            self._direction.mul_(inner / self._inner).add_(preconditioned)
-        self._inner = inner
-        image = self.matmul(self._direction)
-        length = inner / _dot(self._direction, image)
-        self.solution.add_(self._direction, alpha=length)
-        self.residual.sub_(image, alpha=length)
 
 
 @dataclass
@@ -244,7 +220,3 @@ class WeightSolver:
         left = math.log(goal / reached) / rate if rate < 0 else math.inf
         dearer = 2.0 if dtype == torch.float32 else 1.0  # a block is always float64
         return left * self.space.product_flops > dearer * self.space.block_flops(self.space.block_size(self.memory))
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.view(-1), b.view(-1)))
