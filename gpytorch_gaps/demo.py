@@ -27,6 +27,7 @@ METHODS = {
     "ignore": ("ignore", 0),
     "ignore, rank 200": ("ignore", 200),
     "penalize": ("penalize", None),
+    "spectral": ("spectral", None),
     "cholesky": ("cholesky", None),
 }
 

@@ -6,6 +6,7 @@
 (0, [])
 """
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,8 +33,9 @@ class SolveReport:
     `residual` is ``||(K_XX + s2 I) a_X - y_X|| / ||y_X||`` per column, of shape ``(*batch, columns)``, computed in
     float64 from the float64 solution; a float32 system is then rounded. `iterations` counts conjugate-gradient
     iterations, i.e. products with the system being solved, over all refinement passes; `flops` counts Kronecker
-    products, preconditioner and its set-up when this solve paid for it. Right-hand sides that were solved for some at
-    a time make one report of several `parts`, of which numbers are added up.
+    products, preconditioner and its set-up when this solve paid for it. `expected_seconds` is what `auto` thought that
+    the method would take on this machine. Right-hand sides that were solved for some at a time make one report of
+    several `parts`, of which numbers are added up.
     """
 
     method: str
@@ -48,6 +50,7 @@ class SolveReport:
     flops: float = 0.0
     reason: str = ""
     parts: int = 1
+    expected_seconds: float = math.inf
 
     @property
     def worst_residual(self) -> float:
@@ -61,6 +64,7 @@ class SolveReport:
         rank = f", rank {self.rank}" if self.rank else ""
         why = f" ({self.reason})" if self.reason else ""
         why = f" in {self.parts} parts{why}" if self.parts > 1 else why
+        why = why if math.isinf(self.expected_seconds) else f" ({self.expected_seconds:.2g} s expected){why}"
         return (
             f"{self.method}{rank}: {state} in {self.iterations} iterations, worst residual {self.worst_residual:.1e} "
             f"of {self.num_rhs} right-hand sides, {self.flops / 1e9:.3g} GFLOP, {self.seconds:.3g} s{why}"
@@ -186,6 +190,7 @@ class Together:
             refinements=sum(report.refinements for report in reports),
             flops=sum(report.flops for report in reports),
             parts=sum(report.parts for report in reports),
+            expected_seconds=sum(report.expected_seconds for report in reports),
         )
         report_solve(merged, next((advice for report, _, advice in self._parts if not report.converged), ""))
 

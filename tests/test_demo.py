@@ -9,7 +9,7 @@ def test_demo_solves_by_every_method_and_writes_a_picture(tmp_path, capsys):
     assert main(["demo", "--output", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    for method in ("auto", "fill", "ignore", "penalize", "cholesky"):
+    for method in ("auto", "fill", "ignore", "penalize", "spectral", "cholesky"):
         assert method in printed
     assert "95 % intervals cover" in printed
     assert str(picture) in printed

@@ -71,7 +71,7 @@ def cases(draw):
     else:
         noise = [0.5 + torch.rand(m, dtype=torch.float64, generator=spread) for m in sizes]
         noise[0] = noise[0] * level
-    methods = ["auto", "ignore", "cholesky"] + (["fill", "penalize"] if kind != "point" else [])
+    methods = ["auto", "ignore", "cholesky"] + (["fill", "penalize", "spectral"] if kind != "point" else [])
     rank = draw(st.one_of(st.none(), st.integers(0, 8)))
     return Case(factors, index, kind, noise, draw(st.sampled_from(methods)), rank, seed)
 

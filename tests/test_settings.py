@@ -80,7 +80,7 @@ def test_a_bad_value_fails_where_it_is_made_and_names_the_setting(name, value):
 
 
 def test_a_choice_lists_what_may_be_chosen():
-    with pytest.raises(ValueError, match="auto, fill, ignore, penalize, cholesky"):
+    with pytest.raises(ValueError, match="auto, fill, ignore, penalize, spectral, cholesky"):
         settings.gap_method("filled")
 
 

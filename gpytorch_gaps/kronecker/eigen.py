@@ -16,10 +16,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.kronecker.lowrank import eigh_of_smooth
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import product_at, ravel
 
-_ROUNDING = 1e-13  # of the largest eigenvalue: what a positive semi-definite kernel may be below zero by
+ROUNDING = 1e-13  # of the largest eigenvalue: what a positive semi-definite kernel may be below zero by
 _WORTH_THE_WAY = 0.6  # two thin products run at a lower rate than one square one
 
 
@@ -73,7 +74,7 @@ class KroneckerEigen:
     def is_thin(self) -> bool:
         """Whether the roots are worth the way round: narrow, and of all of K, nothing of which is negative."""
         largest = math.prod(float(values.amax()) for values in self.values)
-        if self.negative > _ROUNDING * largest:
+        if self.negative > ROUNDING * largest:
             return False
         full = kron_matmul_flops([(q.size(-2), q.size(-2)) for q in self.vectors])
         return self.root_flops < _WORTH_THE_WAY * full
@@ -98,13 +99,16 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
 
     Kernel matrices are positive semi-definite: eigenvalues that rounding made negative are zero.
     """
-    known: dict[int, tuple[Tensor, Tensor]] = {}  # a factor that serves several axes is decomposed once
+    known: dict[tuple, tuple[Tensor, Tensor]] = {}  # a factor that serves several axes is decomposed once
     pairs = []
     for factor in factors:
-        if id(factor) not in known:
+        key = (factor.data_ptr(), factor.shape, factor.stride(), factor.dtype)
+        if key not in known:
             own = _without_repeats(factor.detach()).double()
-            known[id(factor)] = torch.linalg.eigh(0.5 * (own + own.mT))
-        pairs.append(known[id(factor)])
+            own = 0.5 * (own + own.mT)
+            smooth = eigh_of_smooth(own) if own.dim() == 2 else None
+            known[key] = torch.linalg.eigh(own) if smooth is None else smooth
+        pairs.append(known[key])
     largest = [float(t.amax()) for t, _ in pairs]
     lowest = [max(0.0, -float(t.amin())) for t, _ in pairs]
     total = math.prod(largest)

@@ -11,8 +11,13 @@ eps being that of the factor's own precision. Cost: m r^2 for rank r, against m^
 (True, True)
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+_CHUNK_NUMBERS = 2**23  # numbers held at once: 64 MiB of float64
+_LARGE = 1000  # below, ``eigh`` takes a fraction of a second
 
 
 def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) -> tuple[Tensor, Tensor, float]:
@@ -45,3 +50,34 @@ def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) 
         rank += 1
     left, singular, _ = torch.linalg.svd(rows[:rank].mT, full_matrices=False)
     return left.flip(-1), singular.square().flip(-1), float(remaining.abs().sum())
+
+
+def low_rank_distance(factor: Tensor, vectors: Tensor, values: Tensor) -> float:
+    """``|F - V diag(t) V'|`` in the Frobenius norm, which bounds the 2-norm, a few rows at a time."""
+    scaled, square = vectors * values, 0.0
+    step = max(1, _CHUNK_NUMBERS // len(factor))
+    for start in range(0, len(factor), step):
+        rows = slice(start, start + step)
+        square += float(torch.addmm(factor[rows], scaled[rows], vectors.mT, alpha=-1.0).square().sum())
+    return math.sqrt(square)
+
+
+def eigh_of_smooth(factor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """All eigenpairs, ascending, of a large factor that has few above rounding; None for any other.
+
+    The rest of the basis is any orthonormal one, with eigenvalues of zero. Cost: 4/3 m^3 at the rate of a QR
+    decomposition, where ``eigh`` takes ten times as long.
+
+    :param factor: symmetric, shape (m, m), float64.
+    """
+    size = len(factor)
+    if size < _LARGE:
+        return None
+    limit = size // 4
+    vectors, values, _ = lowrank_eigh(factor, 0.0, limit)
+    rank = len(values)
+    rounding = torch.finfo(torch.float64).eps * size * float(values[-1]) if rank else 0.0
+    if not 0 < rank < limit or low_rank_distance(factor, vectors, values) > rounding:
+        return None
+    complete = torch.linalg.qr(vectors, mode="complete").Q
+    return torch.cat([values.new_zeros(size - rank), values]), torch.cat([complete[:, rank:], vectors], -1)

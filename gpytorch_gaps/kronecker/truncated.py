@@ -22,12 +22,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.lowrank import lowrank_eigh
+from gpytorch_gaps.kronecker.lowrank import low_rank_distance, lowrank_eigh
 from gpytorch_gaps.kronecker.products import kron_diagonal
 
 _SMALL = 400  # a factor below this size is decomposed as fast in full
 _ROUNDING_SHARE = 0.1  # eigenvalues that far below what rounding has changed are not worth keeping
-_CHUNK = 2**23  # numbers of a difference held at once
 
 
 @dataclass(frozen=True)
@@ -115,16 +114,7 @@ def _largest_first(factor: Tensor, vectors: Tensor, values: Tensor) -> tuple[Ten
     vectors = vectors @ (
         1.5 * torch.eye(len(values), dtype=vectors.dtype, device=vectors.device) - 0.5 * (vectors.mT @ vectors)
     )
-    return vectors, values, _distance(factor, vectors, values)
-
-
-def _distance(factor: Tensor, vectors: Tensor, values: Tensor) -> float:
-    """``|K_i - Phi T Phi'|`` in the Frobenius norm, which bounds the 2-norm, a few rows at a time."""
-    scaled, square = vectors * values, 0.0
-    for rows in torch.arange(len(factor)).split(max(1, _CHUNK // len(factor))):
-        part = slice(int(rows[0]), int(rows[-1]) + 1)
-        square += float(torch.addmm(factor[part], scaled[part], vectors.mT, alpha=-1.0).square().sum())
-    return math.sqrt(square)
+    return vectors, values, low_rank_distance(factor, vectors, values)
 
 
 def _carried_error(norms: Sequence[float], errors: Sequence[float]) -> float:

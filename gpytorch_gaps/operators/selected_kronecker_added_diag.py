@@ -29,7 +29,7 @@ from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDia
 from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport
-from gpytorch_gaps.solvers.choose import best_rank, choose_plans, fill_plan, low_rank_form_flops
+from gpytorch_gaps.solvers.choose import best_rank, choose_plans, fill_plan, filling_plan, low_rank_form_flops
 from gpytorch_gaps.solvers.system import GapSystem
 
 _LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
@@ -176,8 +176,10 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         budget, size = settings.max_iterations.value(), linear_operator.settings.max_cholesky_size.value()
         if method == "fill":
             return fill_plan(system, num_rhs, tolerance, budget).flops
+        if method == "spectral":
+            return filling_plan(system, num_rhs, tolerance, budget).flops
         if method == "auto":
-            (plan, *_) = choose_plans(system, num_rhs, tolerance, budget, size)
+            plan = next(choose_plans(system, num_rhs, tolerance, budget, size))
             return plan.flops + (2.0 * system.num_train**2 * num_rhs if plan.direct == "data" else 0.0)
         if method == "cholesky":
             return system.num_train**3 / 3.0 + 2.0 * system.num_train**2 * num_rhs

@@ -1,4 +1,4 @@
-"""Which formulation to use: the one that should cost the fewest FLOPs, with the next ones in reserve.
+"""Which formulation to use: the one that should take the least time on this machine, with the next ones in reserve.
 
 - dense Cholesky where the observations, or the gaps, are few;
 - ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by
@@ -8,7 +8,12 @@
   the prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2``
   is the edge of the Jacobi ensemble. Inside a cloud beta is nearer to one, and what counts is the gappiness as gaps
   see it; clouds may still need hundreds of iterations. So fill-gaps is given no more than the cost of the
-  alternative, which then takes over from its iterate: the total is at most twice the better of the two.
+  alternative, which then takes over from its iterate: the total is at most twice the better of the two;
+- spectral: the same in a truncated basis, wherever that is narrow enough to be cheaper.
+
+Time is FLOPs, bytes moved and calls, at the rates of this machine (:mod:`gpytorch_gaps.solvers.rates`). Where
+fill-gaps or spectral should be done in a few hundredths of a second, nothing else is considered before they have
+failed: planning takes as long.
 
 A start from a guess has less far to go, but converges no faster: conjugate gradients from a residual of 1e-2 to 1e-6
 take two thirds of the iterations. What is saved is spent on a higher rank where that at least halves the iterations
@@ -31,12 +36,16 @@ RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an oct
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `max_cholesky` rows
 _NOTHING = 1e8  # FLOPs that take no longer than what an iteration takes besides
 _WORTH_HALF = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
+_SOON = 0.03  # seconds within which planning does not pay
+_PASSES, _THIN_PASSES = 24.0, 12.0  # numbers moved per cell and iteration, with square products and with thin ones
+_GATHERS = 40.0  # numbers moved per entry of a Gram matrix, whose look-up is random
+_CALLS = 40.0  # an iteration, of torch
 _FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A formulation, its parameters, the iterations it may take, and the FLOPs it is thought to need."""
+    """A formulation, its parameters, the iterations it may take, and what it is thought to need."""
 
     method: str
     rank: int = 0
@@ -44,6 +53,7 @@ class Plan:
     budget: int = 0
     iterations: float = 0.0  # that it is thought to need
     flops: float = math.inf
+    seconds: float = math.inf
     reason: str = ""
 
 
@@ -70,37 +80,69 @@ PlanT = TypeVar("PlanT", bound=Plan)
 
 def choose_plans(
     system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int, max_cholesky: float, start: float = 1.0
-) -> list[Plan]:
+) -> Iterator[Plan]:
     """The plans to try, best first; each takes over from the iterate of the one before.
 
     :param start: relative residual of the guess that is started from.
     """
     if start < 1.0:
-        plans = choose_plans(system, num_rhs, tolerance, max_iterations, max_cholesky)
-        quick = quicker(rank_plans(system, num_rhs, still_needed(tolerance, start)), plans[0])
-        return plans if quick is None else [replace(quick, budget=max_iterations), *plans]
+        plans = list(choose_plans(system, num_rhs, tolerance, max_iterations, max_cholesky))
+        cold = plans[0]
+        if cold.method == "spectral":  # whose iterations cost next to nothing
+            cold = replace(cold, flops=max(cold.flops, best_rank(system, num_rhs, tolerance).flops))
+        quick = quicker(rank_plans(system, num_rhs, still_needed(tolerance, start)), cold)
+        yield from plans if quick is None else [replace(quick, budget=max_iterations), *plans]
+        return
     rows, gaps = system.num_train, system.num_cells - system.num_train
-    dense = Plan("cholesky", direct="data", flops=rows**3 / 3.0, reason=f"only {rows} observations")
+    dense = Plan(
+        "cholesky",
+        direct="data",
+        flops=rows**3 / 3.0,
+        seconds=system.rates.seconds(rows**3 / 3.0, 40.0 * rows**2),
+        reason=f"only {rows} observations",
+    )
     if rows <= max_cholesky:
-        return [dense]
+        yield dense
+        return
+    fill = filling_plan(system, num_rhs, tolerance, max_iterations) if system.fillable else None
+    by_gaps = _by_gaps(system, gaps, num_rhs) if fill is not None and gaps <= DENSE_REACH * max_cholesky else None
+    soon = fill is not None and fill.seconds < _SOON and (by_gaps is None or fill.seconds <= by_gaps.seconds)
+    if fill is not None and soon:
+        yield replace(fill, budget=min(max_iterations, 10 + 2 * fill.budget))
     reliable = [replace(best_rank(system, num_rhs, tolerance), budget=max_iterations)]
     if rows <= DENSE_REACH * max_cholesky:
         reliable.append(dense)
-    reliable.sort(key=lambda plan: plan.flops)
-    if not system.fillable:
-        return reliable
+    reliable.sort(key=lambda plan: plan.seconds)
+    if fill is None or soon:
+        yield from reliable
+    elif by_gaps is not None and by_gaps.seconds < min(fill.seconds, reliable[0].seconds):
+        yield from [by_gaps, *reliable]
+    elif reliable[0].seconds <= fill.seconds:
+        yield from [*reliable, replace(fill, budget=max_iterations)]
+    else:
+        # as many iterations as the alternative would cost, and at least what scattered gaps should need
+        affordable = reliable[0].seconds / (fill.seconds / fill.budget)
+        budget = max_iterations if math.isinf(affordable) else min(max_iterations, max(fill.budget, int(affordable)))
+        yield from [replace(fill, budget=budget), *reliable]
+
+
+def _by_gaps(system: GapSystem, gaps: int, num_rhs: int) -> Plan:
+    cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.rotation_flops
+    seconds = system.rates.seconds(cost, 40.0 * gaps**2 + 8.0 * _PASSES * gaps * system.num_cells)
+    return Plan("cholesky", direct="gaps", flops=cost, seconds=seconds, reason=f"only {gaps} gaps")
+
+
+def filling_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int) -> Plan:
+    """Fill-gaps, or spectral where its truncated basis makes it cheaper."""
     fill = fill_plan(system, num_rhs, tolerance, max_iterations)
-    if gaps <= DENSE_REACH * max_cholesky:
-        cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.rotation_flops
-        by_gaps = Plan("cholesky", direct="gaps", flops=cost, reason=f"only {gaps} gaps")
-        if cost < min(fill.flops, reliable[0].flops):
-            return [by_gaps, *reliable]
-    if reliable[0].flops <= fill.flops:
-        return [*reliable, replace(fill, budget=max_iterations)]
-    # as many iterations as the alternative would cost, and at least what scattered gaps should need
-    affordable = reliable[0].flops / (fill.flops / fill.budget)
-    budget = max_iterations if math.isinf(affordable) else min(max_iterations, max(fill.budget, int(affordable)))
-    return [replace(fill, budget=budget), *reliable]
+    if not (float(system.noise.min()) > 0 and system.is_definite):
+        return fill
+    half = system.truncated_flops(tolerance)
+    flops = fill.iterations * 2.2 * half * num_rhs
+    moved = fill.iterations * 8.0 * _THIN_PASSES * system.num_cells * num_rhs
+    seconds = system.rates.seconds(flops, moved, fill.iterations * _CALLS)
+    spectral = replace(fill, method="spectral", flops=flops, seconds=seconds)
+    return min(fill, spectral, key=lambda plan: plan.seconds)
 
 
 def fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations: int) -> Plan:
@@ -119,7 +161,9 @@ def fill_plan(system: GapSystem, num_rhs: int, tolerance: float, max_iterations:
     expected = max(1, math.ceil(min(max_iterations, needed)))
     reason = f"about {expected} iterations if the gaps are scattered"
     flops = needed * 2.2 * system.rotation_flops * num_rhs
-    return Plan("fill", budget=expected, iterations=needed, flops=flops, reason=reason)
+    moved = needed * 8.0 * _PASSES * system.num_cells * num_rhs
+    seconds = system.rates.seconds(flops, moved, needed * _CALLS)
+    return Plan("fill", budget=expected, iterations=needed, flops=flops, seconds=seconds, reason=reason)
 
 
 def expected_iterations(condition: float, tolerance: float) -> float:
@@ -175,8 +219,11 @@ def _rank_plans(system: GapSystem, num_rhs: int, tolerance: float) -> list[Plan]
             setup, application = low_rank_flops(list(zip(system.shape, used, strict=True)), rank)
         iterations = expected_iterations(condition, tolerance)
         cost = setup + iterations * num_rhs * (system.product_flops + application)
+        moved = iterations * num_rhs * 8.0 * (_THIN_PASSES * system.num_cells + rank**2)
+        moved += 8.0 * _GATHERS * rank**2
+        seconds = system.rates.seconds(cost, moved, (iterations if rank == 0 else 2.0 * iterations) * _CALLS)
         reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
-        plans.append(Plan("ignore", rank, iterations=iterations, flops=cost, reason=reason))
+        plans.append(Plan("ignore", rank, iterations=iterations, flops=cost, seconds=seconds, reason=reason))
     return plans
 
 

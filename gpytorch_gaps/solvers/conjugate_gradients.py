@@ -10,8 +10,8 @@ What is different from calling ``linear_cg`` directly:
 ``linear_cg`` shows its residual to the preconditioner at every iteration, which is where we listen; a residual set to
 zero there is how we tell it to stop.
 
-A single right-hand side needs none of its bookkeeping: :class:`Descent` takes the same steps in a third of the calls,
-and in place.
+A single right-hand side of some length needs none of its bookkeeping: :class:`Descent` takes the same steps in a third
+of the calls, and in place.
 """
 
 import warnings
@@ -26,6 +26,7 @@ from torch import Tensor
 from gpytorch_gaps.progress import LateBar
 
 Closure = Callable[[Tensor], Tensor]
+_IN_PLACE = 256  # rows
 
 
 @dataclass
@@ -81,6 +82,11 @@ def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
 
 
+def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """No step where there is nothing left to divide."""
+    return (numerator / denominator).nan_to_num_(0.0, 0.0, 0.0)
+
+
 class Descent:
     """Conjugate gradients for one right-hand side, a step at a time: three vectors, updated in place.
 
@@ -100,11 +106,11 @@ class Descent:
             own = preconditioned.data_ptr() != self.residual.data_ptr()
             self._direction = preconditioned if own else preconditioned.clone()
         else:
-            self._direction.mul_(_safe_divide(inner, self._inner)).add_(preconditioned)
+            self._direction.mul_(_quotient(inner, self._inner)).add_(preconditioned)
         self._inner = inner
         image = self._matmul(self._direction)
         curvature = torch.dot(self._direction.view(-1), image.reshape(-1))
-        length = _safe_divide(inner, curvature)
+        length = _quotient(inner, curvature)
         self.solution.addcmul_(self._direction, length)
         self.residual.addcmul_(image, length, value=-1.0)
 
@@ -125,7 +131,7 @@ def conjugate_gradients(
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
-    if rhs.numel() == rhs.size(-2) and not lanczos:
+    if rhs.numel() == rhs.size(-2) >= _IN_PLACE and not lanczos:
         return *_descend(matmul, rhs, stop, max_iterations, precondition), None
     largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
     largest = largest.masked_fill(largest == 0, 1.0)

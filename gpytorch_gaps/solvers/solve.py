@@ -87,7 +87,7 @@ def solve_system(
     if method == "auto":
         plans = choose_plans(system, planned_columns(columns), tolerance, max_iterations, max_cholesky, start)
     else:
-        plans = [_named_plan(system, method, rank, planned_columns(columns), tolerance, max_iterations, start)]
+        plans = iter([_named_plan(system, method, rank, planned_columns(columns), tolerance, max_iterations, start)])
     iterations, passes, flops, tried = 0, 0, 0.0, ""
     best: tuple[Plan, Tensor, Tensor] | None = None
     for plan in plans:
@@ -122,6 +122,7 @@ def solve_system(
         tolerance=tolerance,
         refinements=passes,
         flops=flops,
+        expected_seconds=plan.seconds * columns / max(1, planned_columns(columns)),
         reason=f"{tried if converged else ''}{plan.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
     )
     report_solve(report, ADVICE[report.method])

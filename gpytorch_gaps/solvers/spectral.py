@@ -38,6 +38,7 @@ class Spectral:
         self._diagonals = {torch.float64: (shift, torch.where(kept, 1.0 / (shift + share), 0.0), kept.double())}
         self._amplified = products / noise
         self._target = self._project(rhs)
+        self._at_zero = False
         self._half_flops = system.truncated_flops(tolerance)
 
     def _in(self, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -64,12 +65,16 @@ class Spectral:
 
     def start(self, guess: Tensor | None) -> Tensor:
         """``w = T Phi' W' a`` for a guess of a."""
+        self._at_zero = guess is None
         if guess is None:
             return torch.zeros_like(self._target)
         self.flops += self._columns * self._half_flops
         return self._amplified * self.system.noise.unsqueeze(-1) * self._project(guess)
 
     def residual(self, iterate: Tensor) -> Tensor:
+        if self._at_zero:  # of the first iterate, nothing is left of the right-hand side
+            self._at_zero = False
+            return self._target
         self.flops += 2.0 * self._columns * self._half_flops
         return self._target - self._matmul(iterate)
 

@@ -181,7 +181,7 @@ class SumSystem:
         start: float = 1.0,
     ) -> SumPlan:
         """The plan that should cost least, or the one asked for; from a guess with a relative residual of `start`."""
-        if method in ("fill", "penalize"):
+        if method in ("fill", "penalize", "spectral"):
             raise ValueError(
                 f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
                 "Kronecker products has no eigenbasis that fills gaps"

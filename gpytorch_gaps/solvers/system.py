@@ -16,10 +16,18 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_products
+from gpytorch_gaps.kronecker.eigen import (
+    ROUNDING,
+    KroneckerEigen,
+    if_thin,
+    kron_eigh,
+    largest_left_out,
+    leading_products,
+)
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
+from gpytorch_gaps.solvers.rates import Rates, rates_of
 
 _NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
@@ -128,6 +136,16 @@ class GapSystem:
         high = float(share.kthvalue(math.ceil(0.95 * len(gaps))).values)
         chance = 3.0 * math.sqrt(overall * (1.0 - overall) / max(1.0, float(cells.max()) - 1.0))
         return high if high > overall + chance else overall
+
+    @cached_property
+    def rates(self) -> Rates:
+        return rates_of(self.train_index.device, torch.float64)
+
+    @cached_property
+    def is_definite(self) -> bool:
+        """Whether the factors are positive semi-definite, but for rounding of float64."""
+        largest = math.prod(float(values.amax()) for values in self.eigen().values)
+        return self.eigen().negative <= ROUNDING * largest
 
     @cached_property
     def rotation_flops(self) -> float:

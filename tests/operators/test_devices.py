@@ -210,9 +210,10 @@ METHODS = [
         ("ignore", 0),
         ("ignore", 20),
         ("penalize", None),
+        ("spectral", None),
         ("cholesky", None),
     )
-    if kind != "per point" or method not in ("fill", "penalize")
+    if kind != "per point" or method not in ("fill", "penalize", "spectral")
 ]
 
 

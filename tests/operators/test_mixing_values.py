@@ -636,7 +636,7 @@ def test_a_solve_that_does_not_converge_says_so():
     assert "fill" not in str(warned[0].message)  # which a sum would refuse
 
 
-@pytest.mark.parametrize("method", ["fill", "penalize"])
+@pytest.mark.parametrize("method", ["fill", "penalize", "spectral"])
 def test_methods_that_need_one_eigenbasis_are_refused(method):
     problem = mixture("two", (4, 3))
     with (

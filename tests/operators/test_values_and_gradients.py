@@ -110,7 +110,7 @@ def compare(factors, index, noise, *, method="auto", columns=2, rhs_batch=(), to
 
 
 SHAPE = (6, 5, 4)
-METHODS = ("fill", "ignore", "penalize", "cholesky", "auto")
+METHODS = ("fill", "ignore", "penalize", "spectral", "cholesky", "auto")
 
 
 def rough(shape=SHAPE):
@@ -127,7 +127,7 @@ def test_number_of_axes(shape, method):
 
 
 @pytest.mark.parametrize("pattern", ["none", "one gap", "one observation", "random", "block", "slice"])
-@pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "auto"])
+@pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "spectral", "auto"])
 def test_gap_patterns(pattern, method):
     compare(rough(), dense.observed(pattern, SHAPE), constant(0.05), method=method)
 

@@ -340,7 +340,7 @@ def cross(kernel, rows, size):
     return kernel((new[:, None] - old).abs())
 
 
-@pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "cholesky"])
+@pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "spectral", "cholesky"])
 def test_eqn_posterior(method):
     """Mean on a test grid by rectangular Kronecker factors, variance by a solve per test point."""
     shape = (8, 7)
@@ -373,7 +373,7 @@ def negative_log_likelihood(quad, logdet, observed):
     return 0.5 * (quad + logdet + observed * math.log(2 * math.pi))
 
 
-@pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "cholesky", "auto"])
+@pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "spectral", "cholesky", "auto"])
 def test_eqn_likelihood(factors, index, rhs, method):
     """The log marginal likelihood and its gradient in every factor and the noise, exact log-determinant."""
     noise, rhs = number(0.05), rhs[:, :1]

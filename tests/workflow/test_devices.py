@@ -154,7 +154,7 @@ def test_predictions(case, max_cholesky, device):
 
 
 @devices
-@pytest.mark.parametrize("method", ["auto", "fill", "ignore", "penalize", "cholesky"])
+@pytest.mark.parametrize("method", ["auto", "fill", "ignore", "penalize", "spectral", "cholesky"])
 def test_predictions_by_every_method(method, device):
     pair = CASES["two axes"](small=True)
     results = []

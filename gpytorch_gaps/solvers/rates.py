@@ -1,0 +1,61 @@
+"""How fast this machine is at what a solve consists of: matrix products, moving numbers, and calls.
+
+Measured once a process, in some hundredths of a second; the best of a few, as whatever else runs only slows down.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_SIZE = 640
+_NUMBERS = 2**21
+_REPEATS = 4
+_SHARE = 0.6  # of the rate of a large square matrix product that thin ones reach
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOPs a second of matrix products, bytes a second that are read and written, seconds of a call."""
+
+    products: float
+    memory: float
+    call: float
+
+    def seconds(self, flops: float, moved: float = 0.0, calls: float = 0.0) -> float:
+        return flops / (_SHARE * self.products) + moved / self.memory + calls * self.call
+
+
+def rates_of(device: torch.device, dtype: torch.dtype) -> Rates:
+    return _measured(device.type, device.index, dtype, torch.get_num_threads())
+
+
+@functools.cache
+def _measured(kind: str, index: int | None, dtype: torch.dtype, threads: int) -> Rates:
+    device = torch.device(kind, index) if index is not None else torch.device(kind)
+    square = torch.ones(_SIZE, _SIZE, dtype=dtype, device=device)
+    numbers = torch.ones(_NUMBERS, dtype=dtype, device=device)
+    few = torch.ones(8, dtype=dtype, device=device)
+
+    def some_calls() -> torch.Tensor:
+        for _ in range(50):
+            few.mul_(1.0)
+        return few
+
+    return Rates(
+        products=2.0 * _SIZE**3 / _best(lambda: square @ square),
+        memory=2.0 * numbers.numel() * numbers.element_size() / _best(lambda: numbers.mul_(1.0)),
+        call=_best(some_calls) / 50.0,
+    )
+
+
+def _best(work: Callable[[], torch.Tensor]) -> float:
+    """Seconds that work takes, until one of its numbers is there."""
+    seconds = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        float(work().view(-1)[0])
+        seconds.append(time.perf_counter() - started)
+    return max(min(seconds), 1e-9)
