@@ -93,7 +93,8 @@ def reconstruct(
     :param noise: the variance s2, above zero.
     :param mean: of f.
     :param tolerance: relative residual of the weights; eigenvalues below `tolerance` times the noise are dropped.
-    :param system_tolerance: what the residual of the original system must reach as well. None: it is only reported.
+    :param system_tolerance: what the residual of the original system must reach as well, as far as the truncated kernel
+        tells; eigenvalues below a tenth of it times the noise are dropped. None: it is only reported.
     :param memory: bytes that the preconditioner may take where gaps are clustered.
     :param checkpoint: a file from which the same call goes on where it was stopped.
     :param output: an ``.npy`` file that the mean is written to. It is there once it is whole; until then
@@ -121,7 +122,9 @@ def reconstruct(
         started = time.perf_counter()
         owned = [kernel if isinstance(kernel, Tensor) else _frozen(kernel) for kernel in kernels]
         factors = [_factor(axis, *pair) for axis, pair in enumerate(zip(owned, grid.axes, strict=True))]
-        basis = truncated_eigh(factors, tolerance * variance)
+        # the original residual sees what is dropped, and is to be reached
+        asked = tolerance if system_tolerance is None else min(tolerance, 0.1 * system_tolerance)
+        basis = truncated_eigh(factors, asked * variance, keep_rounded=system_tolerance is not None)
         setup = time.perf_counter() - started
         space, rhs, norm = _read(slabs, basis, variance, mean)
         read = time.perf_counter() - started - setup
@@ -374,6 +377,7 @@ def _report(
         tolerance=tolerance,
         refinements=found.passes,
         flops=found.flops,
+        expected_seconds=space.expected_seconds(tolerance),
         reason="no axis truncates: this is fill-gaps" if space.basis.is_full else "",
         system_residual=found.system_residual,
         kernel_error=space.basis.error / space.noise,

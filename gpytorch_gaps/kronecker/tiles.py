@@ -26,7 +26,7 @@ _TILE = 2**18  # numbers of a tile on a host, to stay in cache: see `benchmarks.
 _TILE_ON_DEVICE = 2**25  # a device has no such cache, and wants more work at a time
 _ROWS = 256  # of a tile, or columns, so that both of its matrix products run well
 _WORTH_THREADS = 2**21  # cells
-_BLOCK = 2**22  # numbers that the other axes are expanded to at a time
+_BLOCK = 2**24  # numbers that the other axes are expanded to at a time
 
 
 class MaskedGrid:
@@ -117,6 +117,12 @@ class MaskedGrid:
         inside = kron_matmul([basis.mT for basis in inner], inside) if inner else inside
         return inside.permute(2, 0, 1).contiguous()
 
+    def _tile_shape(self, rank: int, by_rows: bool) -> tuple[int, int]:
+        """A narrow basis wants tiles that stay in cache; a wide one is blocked by the matrix product itself."""
+        size, short = max(self._tile, 4 * rank * _ROWS), max(_ROWS, rank // 2)
+        long = max(1, size // short)
+        return (short, long) if by_rows else (long, short)
+
     def _tiles(self, mask: Tensor, basis: Tensor, weights: Tensor | None, project: bool) -> Tensor:
         """``X = mask * (weights basis')``, or the mask itself, a tile at a time: ``X basis``, or ``|X|^2``.
 
@@ -129,8 +135,7 @@ class MaskedGrid:
         """
         by_rows = mask.stride(-1) == 1  # else tiles are held, and worked on, as their transposes
         sums, squares = basis.new_empty(len(mask) if project else 0, basis.size(-1)), [_no_sum(basis)]
-        other = max(1, self._tile // _ROWS)
-        height, width = (_ROWS, other) if by_rows else (other, _ROWS)
+        height, width = self._tile_shape(basis.size(-1), by_rows)
 
         def strip(rows: slice) -> None:
             count, rank = rows.stop - rows.start, basis.size(-1)
@@ -155,7 +160,7 @@ class MaskedGrid:
             if project:
                 sums[rows] = own if by_rows else own.mT
 
-        run_in_threads(strip, list(_blocks(len(mask), height)), mask)
+        run_in_threads(strip, list(_even_blocks(len(mask), height, torch.get_num_threads())), mask)
         return sums if project else torch.stack(squares).sum()
 
 
@@ -205,6 +210,12 @@ def _sweep_flops(shape: Sequence[int], ranks: Sequence[int], carry_first: bool) 
     inside = kron_matmul_flops([(shape[i], ranks[i]) for i in inner], ranks[carried] * ranks[lead])
     along = 2.0 * ranks[carried] * ranks[lead] * shape[lead] * within
     return inside + along + 2.0 * math.prod(shape) * ranks[carried]
+
+
+def _even_blocks(size: int, step: int, share: int) -> Iterator[slice]:
+    """Blocks of at most `step`, as many for each of those who share them."""
+    count = math.ceil(math.ceil(size / max(1, step)) / share) * share
+    return _blocks(size, math.ceil(size / max(1, count)))
 
 
 def _blocks(size: int, step: int) -> Iterator[slice]:

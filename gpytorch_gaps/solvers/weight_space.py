@@ -21,12 +21,15 @@ from gpytorch_gaps.kronecker.gram import structured_gram
 from gpytorch_gaps.kronecker.tiles import MaskedGrid, project_flops, sweep_flops
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen
 from gpytorch_gaps.progress import LateBar
+from gpytorch_gaps.solvers.choose import expected_iterations
 from gpytorch_gaps.solvers.conjugate_gradients import Descent
+from gpytorch_gaps.solvers.rates import rates_of
 
 _WAIT = 10  # iterations after which their rate is told
 _MAX_PASSES = 12
 # by how much an inner iteration may reduce a residual before it is taken anew in float64
 _REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
+_PASSES = 5.0  # numbers moved per cell by a sweep, in cache
 _BLOCK_BYTES = 40.0  # held for each of the p^2 entries while the block is set up
 
 
@@ -60,6 +63,22 @@ class WeightSpace:
         """``|W Phi (T / s2) r|``: the size of a residual in the original system, ``(K_XX + s2 I) a = y``."""
         scaled = residual * self.basis.products / self.noise
         return math.sqrt(self.grid.squared_norm(self.basis.vectors, scaled))
+
+    def expected_seconds(self, tolerance: float) -> float:
+        """Of a solve, if the gaps are scattered, at the rates of this machine.
+
+        ``Phi' W'W Phi`` then differs from ``N/M`` by a factor of ``1 +- q``, ``q = sqrt(gappiness * dimension / N)``
+        at most, with the effective dimension ``sum T / (T + s2 M/N)``.
+        """
+        share = self.num_train / self.grid.num_cells
+        dimension = float((self.basis.products / (self.basis.products + self.noise / share)).sum())
+        q = min(0.9, math.sqrt((1.0 - share) * dimension / self.num_train))
+        iterations = expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, tolerance)
+        cells = self.grid.num_cells
+        narrow, wide = (rates_of(self.grid.device, dtype) for dtype in (torch.float32, torch.float64))
+        inner = narrow.seconds(iterations * self.product_flops, iterations * 4.0 * _PASSES * cells)
+        # one residual, and half of a sweep for that of the original system
+        return inner + wide.seconds(1.5 * self.product_flops, 1.5 * 8.0 * _PASSES * cells)
 
     def block_size(self, memory: float) -> int:
         """p: as many functions as have more variance than the noise, within so many bytes."""
