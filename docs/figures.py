@@ -1,14 +1,16 @@
-"""Draws the pictures of these pages: ``python docs/figures.py``."""
+"""Draws the pictures of these pages: ``python -m docs.figures``."""
 
 import math
 from pathlib import Path
 
 import gpytorch
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
+from benchmarks._fields import cloud_gaps, membrane, random_gaps, squared_exponential
 
 HERE = Path(__file__).parent / "images"
 
@@ -77,5 +79,34 @@ def posterior() -> None:
     figure.savefig(HERE / "posterior.png", dpi=110)
 
 
+def membrane_video() -> None:
+    """A frame of a vibrating membrane, behind noise and behind clouds, and what is reconstructed of it."""
+    shape, noise = (480, 640, 41), 1e-4
+    field = membrane(shape, modes=18, duration=0.6).slab(0, shape[0])
+    kernels = [squared_exponential(size, 0.12) for size in shape]
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), layout="constrained", sharex=True, sharey=True)
+    gappy = [
+        (random_gaps(shape, 0.9, seed=1), "90 % of pixels lost"),
+        (cloud_gaps(shape, 0.5, seed=3), "half in clouds"),
+    ]
+    for row, (gaps_of, what) in zip(axes, gappy, strict=True):
+        values = field + noise**0.5 * np.random.default_rng(0).standard_normal(shape)
+        values[~gaps_of.slab(0, shape[0])] = np.nan
+        result = gaps.reconstruct(values, None, kernels, noise, progress=False)
+        mean, frame, limit = result.slab(0, shape[0]).numpy(), shape[-1] // 2, 2.5
+        print(result.report)
+        for axis, picture, title in zip(
+            row,
+            (values[..., frame], mean[..., frame], 10.0 * (mean - field)[..., frame]),
+            (f"One frame of {shape[-1]}: {what}", "reconstruction", "error, ten times enlarged"),
+            strict=True,
+        ):
+            image = axis.imshow(picture, cmap="coolwarm", vmin=-limit, vmax=limit, interpolation="nearest")
+            axis.set(title=title, xticks=[], yticks=[])
+        figure.colorbar(image, ax=row, shrink=0.8)
+    figure.savefig(HERE / "membrane.png", dpi=100)
+
+
 if __name__ == "__main__":
     posterior()
+    membrane_video()

@@ -74,10 +74,10 @@ def truncated_eigh(factors: Sequence[Tensor], level: float, keep_rounded: bool =
     norms = [_norm_bound(factor) for factor in factors]
     others = [math.prod(norms[:axis] + norms[axis + 1 :]) for axis in range(len(norms))]
     shares = [level / (10.0 * len(factors) * other) if other > 0 else 0.0 for other in others]
-    distinct: dict[tuple[int, float], tuple[Tensor, Tensor, float]] = {}
+    distinct: dict[tuple, tuple[Tensor, Tensor, float]] = {}  # a factor that serves several axes is decomposed once
     pairs = []
     for factor, share in zip(factors, shares, strict=True):
-        key = (factor.data_ptr(), share)
+        key = (factor.data_ptr(), factor.shape, factor.stride(), share)
         if key not in distinct:
             distinct[key] = _factor_eigh(factor, share)
         pairs.append(distinct[key])

@@ -181,6 +181,7 @@ class WeightSolver:
                 found, residual = candidate, new_residual
             else:
                 found.iterations, found.passes, found.flops = candidate.iterations, candidate.passes, candidate.flops
+                found.rank = candidate.rank
             if stalled and dtype == torch.float64:
                 break
             dtype = torch.float64 if stalled else dtype
