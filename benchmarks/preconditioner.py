@@ -9,7 +9,6 @@ of 1e-6 is shown as such, and never as converged. The defaults take about a quar
 """
 
 import argparse
-import json
 import math
 import time
 import warnings
@@ -24,6 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from benchmarks._machine import machine_facts
+from benchmarks._results import described, markdown_table, power_of_ten, pyplot, tidy, write_results
 from gpytorch_gaps import NotConvergedWarning, SolveReport, settings
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
@@ -217,24 +217,33 @@ def _ratio(values: Sequence[float]) -> Ratio:
 
 # -- table -------------------------------------------------------------------------------------------------------------
 
-HEADER = """\
+EXPLANATION = """\
 Means over seeds, and the worst residual. Dominant eigenvalues are those of the kernel that a preconditioner has to
-know: above the noise for ignore-gaps, below it for fill-gaps.
-
-| method | theta | dominant eigenvalues | p | iterations | true residual | GFLOP: CG | set-up \
-| seconds: CG | set-up | relative to p = 0: CG | CG and set-up |
-|---|---|---|---|---|---|---|---|---|---|---|---|
-"""
+know: above the noise for ignore-gaps, below it for fill-gaps."""
+COLUMNS = (
+    "method",
+    "theta",
+    "dominant eigenvalues",
+    "p",
+    "iterations",
+    "true residual",
+    "GFLOP: CG",
+    "set-up",
+    "seconds: CG",
+    "set-up",
+    "relative to p = 0: CG",
+    "CG and set-up",
+)
 
 
 def table(summaries: Sequence[Summary]) -> str:
     """In Markdown."""
-    return HEADER + "\n".join(_table_line(summary) for summary in summaries)
+    return f"{EXPLANATION}\n\n{markdown_table(COLUMNS, map(_table_line, summaries))}"
 
 
-def _table_line(summary: Summary) -> str:
+def _table_line(summary: Summary) -> list[str]:
     failures = f" ({summary.failures})" if summary.failures else ""
-    cells = [
+    return [
         summary.method,
         f"{summary.theta:g}",
         str(summary.dominant),
@@ -248,7 +257,6 @@ def _table_line(summary: Summary) -> str:
         _ratio_text(summary, summary.cg_ratio),
         _ratio_text(summary, summary.total_ratio),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _ratio_text(summary: Summary, ratio: Ratio) -> str:
@@ -273,13 +281,10 @@ NEUTRAL = "0.35"  # the grey of what belongs to no theta
 
 def plot(summaries: Sequence[Summary], title: str, path: Path) -> None:
     """Three panels over p, a line for every theta, with the range over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.colors import to_hex
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    plt = pyplot()
     thetas = sorted({summary.theta for summary in summaries})
     shades = [0.9 * i / max(1, len(thetas) - 1) for i in range(len(thetas))]
     colours = {theta: to_hex(plt.get_cmap("viridis")(shade)) for theta, shade in zip(thetas, shades, strict=True)}
@@ -292,8 +297,7 @@ def plot(summaries: Sequence[Summary], title: str, path: Path) -> None:
             line = [s for s in summaries if (s.method, s.theta) == (method, theta) and s.rank]
             _draw_line(axis, line, quantity, colour)
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.grid(which="major", color="0.9", linewidth=0.7)
-        axis.spines[["top", "right"]].set_visible(False)
+        tidy(axis)
     axes[0].set_ylabel("time relative to no preconditioner")
     axes[1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[1].yaxis.set_major_formatter("{x:g}")
@@ -355,19 +359,12 @@ def _symbol_handles(summaries: Sequence[Summary]) -> "list[Artist]":
 
 def write(directory: Path, rows: Sequence[Row], problem: dict[str, float], facts: dict[str, str]) -> None:
     """``preconditioner.json`` with every row, and their averages as ``.md`` and ``.png``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    content = {"machine": facts, "problem": problem, "rows": [asdict(row) for row in rows]}
-    (directory / "preconditioner.json").write_text(json.dumps(content, indent=1))
     summaries = summarise(rows)
-    lines = [described(facts), described(problem), table(summaries)]
-    (directory / "preconditioner.md").write_text("\n\n".join(lines) + "\n")
-    size, seeds, noise = problem["size"], problem["seeds"], f"$10^{{{math.log10(NOISE):.0f}}}$"
+    content = {"machine": facts, "problem": problem, "rows": [asdict(row) for row in rows]}
+    write_results(directory, "preconditioner", content, [described(facts), described(problem), table(summaries)])
+    size, seeds, noise = problem["size"], problem["seeds"], power_of_ten(NOISE)
     title = f"{size} × {size} grid, {GAPPINESS:.0%} random gaps, noise {noise}: geometric mean over {seeds} seeds"
     plot(summaries, title, directory / "preconditioner.png")
-
-
-def described(facts: dict[str, str] | dict[str, float]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in facts.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -39,6 +39,8 @@ _WORTH_HALF = 1.5  # FLOPs of a set-up run at a higher rate than those of iterat
 _SOON = 0.03  # seconds within which planning does not pay
 _PASSES, _THIN_PASSES = 24.0, 12.0  # numbers moved per cell and iteration, with square products and with thin ones
 _GATHERS = 40.0  # numbers moved per entry of a Gram matrix, whose look-up is random
+_CHOLESKY = 2.0  # times as long as a matrix product of as many FLOPs
+_DENSE_BYTES = 200.0  # moved for every entry of a matrix that is gathered and factorised
 _CALLS = 40.0  # an iteration, of torch
 _FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
@@ -98,7 +100,7 @@ def choose_plans(
         "cholesky",
         direct="data",
         flops=rows**3 / 3.0,
-        seconds=system.rates.seconds(rows**3 / 3.0, 40.0 * rows**2),
+        seconds=system.rates.seconds(_CHOLESKY * rows**3 / 3.0, _DENSE_BYTES * rows**2),
         reason=f"only {rows} observations",
     )
     if rows <= max_cholesky:
@@ -108,7 +110,9 @@ def choose_plans(
     by_gaps = _by_gaps(system, gaps, num_rhs) if fill is not None and gaps <= DENSE_REACH * max_cholesky else None
     soon = fill is not None and fill.seconds < _SOON and (by_gaps is None or fill.seconds <= by_gaps.seconds)
     if fill is not None and soon:
-        yield replace(fill, budget=min(max_iterations, 10 + 2 * fill.budget))
+        # twice what it should need, and at least as long as planning would be worth
+        affordable = 2.0 * _SOON * fill.iterations / fill.seconds
+        yield replace(fill, budget=min(max_iterations, max(10 + 2 * fill.budget, int(affordable))))
     reliable = [replace(best_rank(system, num_rhs, tolerance), budget=max_iterations)]
     if rows <= DENSE_REACH * max_cholesky:
         reliable.append(dense)
@@ -128,7 +132,8 @@ def choose_plans(
 
 def _by_gaps(system: GapSystem, gaps: int, num_rhs: int) -> Plan:
     cost = gaps**3 / 3.0 + 2.0 * (gaps + num_rhs) * system.rotation_flops
-    seconds = system.rates.seconds(cost, 40.0 * gaps**2 + 8.0 * _PASSES * gaps * system.num_cells)
+    slower = cost + (_CHOLESKY - 1.0) * gaps**3 / 3.0
+    seconds = system.rates.seconds(slower, _DENSE_BYTES * gaps**2 + 8.0 * _PASSES * gaps * system.num_cells)
     return Plan("cholesky", direct="gaps", flops=cost, seconds=seconds, reason=f"only {gaps} gaps")
 
 

@@ -159,15 +159,16 @@ def _descend(
     matmul: Closure, rhs: Tensor, stop: Callable[[Tensor], bool], max_iterations: int, precondition: Closure | None
 ) -> tuple[Tensor, int]:
     """One column, in units in which squares neither under- nor overflow."""
-    scale = rhs.abs().amax()
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    descent = Descent(matmul, precondition, (rhs / scale).contiguous(), torch.zeros_like(rhs).contiguous())
+    scale = float(rhs.abs().amax())
+    scale = 1.0 if scale == 0.0 or 1e-12 < scale < 1e12 else scale
+    start = rhs.clone(memory_format=torch.contiguous_format) if scale == 1.0 else rhs.div(scale).contiguous()
+    descent = Descent(matmul, precondition, start, torch.zeros_like(start))
     bar, iterations = LateBar("conjugate gradients"), 0
     while iterations < max_iterations:
         descent.step()
         iterations += 1
         bar.update()
-        if stop(descent.residual * scale):
+        if stop(descent.residual if scale == 1.0 else descent.residual * scale):
             break
     bar.close()
     return descent.solution.mul_(scale), iterations

@@ -34,6 +34,7 @@ class Spectral:
         noise = system.noise.unsqueeze(-1)
         kept = products >= system.level(tolerance)
         shift = torch.where(kept, noise / products, 0.0)  # s2 T^-1
+        self._all_kept = bool(kept.all())
         share = system.num_train / system.num_cells  # Phi' W'W Phi is close to it where gaps are scattered
         self._diagonals = {torch.float64: (shift, torch.where(kept, 1.0 / (shift + share), 0.0), kept.double())}
         self._amplified = products / noise
@@ -60,8 +61,9 @@ class Spectral:
     def _matmul(self, weights: Tensor) -> Tensor:
         """``(s2 T^-1 + Phi' W'W Phi) w``: the mask is a product, nothing is gathered or scattered."""
         vectors, (shift, _, kept) = self._in(weights.dtype)
-        grid = kron_matmul(vectors, weights) * self.system.observed(weights.dtype)
-        return kept * kron_matmul([q.mT for q in vectors], grid) + shift * weights
+        grid = kron_matmul(vectors, weights).mul_(self.system.observed(weights.dtype))
+        image = kron_matmul([q.mT for q in vectors], grid)
+        return torch.addcmul(image if self._all_kept else kept * image, shift, weights)
 
     def start(self, guess: Tensor | None) -> Tensor:
         """``w = T Phi' W' a`` for a guess of a."""

@@ -18,6 +18,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.gram import structured_gram
+from gpytorch_gaps.kronecker.selection import unravel
 from gpytorch_gaps.kronecker.tiles import MaskedGrid, project_flops, sweep_flops
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen
 from gpytorch_gaps.progress import LateBar
@@ -96,7 +97,7 @@ class WeightSpace:
     def _leading(self, rank: int) -> tuple[Tensor, Tensor]:
         """The `rank` functions of largest variance: where they are in the box, flat and by axis. shape: (d, p)"""
         index = torch.topk(self.basis.products.flatten(), rank).indices
-        return index, torch.stack(torch.unravel_index(index, self.basis.ranks))
+        return index, torch.stack(unravel(index, self.basis.ranks))
 
     def leading_block(self, rank: int) -> "LeadingBlock":
         index, positions = self._leading(rank)
