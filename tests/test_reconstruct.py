@@ -627,6 +627,23 @@ def test_the_report_is_true(pattern, options):
     assert repr(report).startswith("<ReconstructionReport ")
 
 
+@pytest.mark.parametrize("pattern", ["random", "block"])
+@pytest.mark.parametrize("noise", [1e-4, 1e-2])
+def test_a_tolerance_of_the_original_system_holds_for_the_whole_kernel(pattern, noise):
+    """With what is dropped put back: ``|y - (K_XX + s2 I) a| / |y|`` for ``a = (y - f) / s2``; f is as right."""
+    axes = lines(14, 17)
+    kernels, values = [se(0.3), se(0.4)], field(axes, pattern, noise=noise)
+    exact = Exact(values, axes, kernels, noise)
+    result = run(values, axes, kernels, noise, tolerance=1e-3, system_tolerance=1e-6)
+    assert result.report.converged
+    cells = exact.cells[exact.observed]
+    a = (exact.y - whole(result).flatten()[exact.observed]) / noise
+    residual = exact.y - covariance(kernels, axes, cells, cells) @ a - noise * a
+    assert float(residual.norm() / exact.y.norm()) <= 1.2e-6
+    at_data = (whole(result) - exact.grid).flatten()[exact.observed]
+    assert float(at_data.norm() / exact.y.norm()) <= 1.2e-6
+
+
 def test_a_full_basis_is_called_fill_gaps():
     axes = lines(9, 8)
     full = run(field(axes), axes, [matern(0.1, 0.5), matern(0.1, 0.5)])

@@ -63,8 +63,8 @@ def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor)
         table = kron_matmul([basis.mT for basis in bases], weights.unsqueeze(-1)).squeeze(-1)
         return table.unflatten(-1, [basis.size(-1) for basis in bases])
 
-    # on its way a contraction holds as much as the grid without one axis, for every pair on the first
-    within = max(weights.size(-1) // q.size(-2) for q in vectors)
+    # on its way a contraction holds the grid without its first axis for every pair on that; axes that shrink come first
+    within = weights.size(-1) // vectors[0].size(-2)
     return _gram_from_pairs(vectors, positions, contract, _CHUNK_NUMBERS, within)
 
 

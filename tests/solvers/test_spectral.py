@@ -249,6 +249,16 @@ def test_narrow_bases_make_fewer_flops_than_fill_gaps():
     assert reports["spectral"].flops < 0.5 * reports["fill"].flops
 
 
+@pytest.mark.parametrize(("fraction", "most"), [(0.0, 1), (0.3, 16), (0.6, 26), (0.8, 38), (0.9, 55)])
+def test_scattered_gaps_take_few_iterations(fraction, most):
+    """Preconditioned by ``s2 / T + N / M``: without gaps that is the inverse."""
+    shape = (24, 20)
+    index = dense.observed("random" if fraction else "none", shape, fraction)
+    _, report = solve(smooth(shape, 0.3), index, number(1e-2), dense.randn(len(index), 1), tolerance=1e-6)
+    assert report.converged
+    assert report.iterations <= most
+
+
 @pytest.mark.parametrize("kind", ["per point", "duplicates", "no noise"])
 def test_what_it_cannot_do_is_refused(kind):
     shape = (9, 8)
