@@ -46,30 +46,44 @@ class GrowingArray:
             raise ValueError(f"output: the directory of {path} does not exist; expected one that does")
         self.path, self._name = path, f"{name} {shape} {dtype}"
         self._partial, self._record = (path.with_name(path.name + end) for end in (".partial", ".partial.json"))
-        self.rows = self._rows_of_before()
-        mode, own = ("r+", None) if self.rows else ("w+", shape)
-        self._array = np.lib.format.open_memmap(self._partial, mode, dtype, own)
+        self.rows = 0
+        self._array = self._array_of_before(shape, dtype)
+        if self._array is None:
+            self._record.unlink(missing_ok=True)  # first: a record must never outlive what it is of
+            self._array = np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
 
-    def _rows_of_before(self) -> int:
+    def _array_of_before(self, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
+        """What a run before has written under the same name, if it is all there."""
         try:
             record = json.loads(self._record.read_text())
-            return int(record["rows"]) if record["name"] == self._name and self._partial.exists() else 0
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+            rows = record["rows"]
+            if record["name"] != self._name or type(rows) is not int or not 0 < rows <= shape[0]:
+                return None
+            size = self._partial.stat().st_size  # opened to be written to, a file that was cut off grows back, as zeros
+            array = np.lib.format.open_memmap(self._partial, "r+")
+            whole = self._partial.stat().st_size == size and array.shape == shape and array.dtype == np.dtype(dtype)
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return None
+        if not whole:
+            return None
+        self.rows = rows
+        return array
 
     def append(self, slab: np.ndarray) -> None:
         """On disk before it counts."""
+        assert self._array is not None
         self._array[self.rows : self.rows + len(slab)] = slab
-        self._array.flush()
+        self._array.flush()  # type: ignore[attr-defined]
         self.rows += len(slab)
         record = json.dumps({"name": self._name, "rows": self.rows}).encode()
         write_whole(self._record, lambda stream: stream.write(record))
 
     def finish(self) -> None:
         """Puts the file where it belongs, if it is whole."""
+        assert self._array is not None
         if self.rows != len(self._array):
             raise ValueError(f"{self.path}: {self.rows} slices are written, expected {len(self._array)}")
-        del self._array
+        self._array = None
         with self._partial.open("rb+") as stream:
             os.fsync(stream.fileno())
         os.replace(self._partial, self.path)

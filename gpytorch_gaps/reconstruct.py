@@ -7,6 +7,7 @@ kernel's own eigenvectors (:mod:`gpytorch_gaps.solvers.weight_space`), from whic
 import copy
 import hashlib
 import math
+import numbers
 import time
 import warnings
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.files import GrowingArray, refuse_directory, save_whole
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid import CartesianGrid, read
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.kronecker.selection import unravel
 from gpytorch_gaps.kronecker.tiles import MaskedGrid
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.progress import with_bar
@@ -36,6 +38,7 @@ from gpytorch_gaps.solvers.weight_space import WeightSolution, WeightSolver, Wei
 _SLAB = 2**22  # numbers that are projected, or written, at a time
 _SAVE_EVERY = 10.0  # seconds between checkpoints
 _FORMAT = 1
+_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights"}
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
 
 
@@ -103,24 +106,17 @@ def reconstruct(
     Cost: some ten sweeps over the grid of ``4 M r`` FLOPs, r the rank of the longest axis, where gaps are scattered.
     A kernel that does not truncate keeps all its eigenvectors: weights then take the memory of the grid, several times.
     """
-    variance = _checked_noise(noise)
-    for name, value in (("tolerance", tolerance), ("system_tolerance", system_tolerance), ("memory", memory)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}: got {value}, expected a number above 0")
-    if not math.isfinite(mean):
-        raise ValueError(f"mean: got {mean}, expected a finite number")
+    variance = _positive("noise", noise, "variance")
+    tolerance, memory = _positive("tolerance", tolerance), _positive("memory", memory)
+    system_tolerance = None if system_tolerance is None else _positive("system_tolerance", system_tolerance)
+    mean = _number("mean", mean)
+    if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
+        raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
     grid, slabs = _grid_and_slabs(values, axes)
-    if len(kernels) != len(grid.shape):
-        raise ValueError(f"kernels: got {len(kernels)}, expected {len(grid.shape)}, one for each axis")
-    target = None if output is None else Path(output)
-    if target is not None:
-        refuse_directory("output", target)  # better found now than in an hour
-        if not target.parent.is_dir():
-            raise ValueError(f"output: the directory of {target} does not exist; expected one that does")
-        checkpoint = checkpoint or target.with_name(target.name + ".checkpoint")
+    owned = _checked_kernels(kernels, len(grid.shape))
+    target, checkpoint = _checked_paths(output, checkpoint)
     with torch.no_grad(), settings.progress(progress):
         started = time.perf_counter()
-        owned = [kernel if isinstance(kernel, Tensor) else _frozen(kernel) for kernel in kernels]
         factors = [_factor(axis, *pair) for axis, pair in enumerate(zip(owned, grid.axes, strict=True))]
         # the original residual sees what is dropped, and is to be reached
         asked = tolerance if system_tolerance is None else min(tolerance, 0.1 * system_tolerance)
@@ -128,7 +124,7 @@ def reconstruct(
         setup = time.perf_counter() - started
         space, rhs, norm = _read(slabs, basis, variance, mean)
         read = time.perf_counter() - started - setup
-        state = _State(None if checkpoint is None else Path(checkpoint), basis, variance, rhs)
+        state = _State(checkpoint, basis, variance, rhs)
         solver = WeightSolver(
             space,
             rhs,
@@ -154,7 +150,8 @@ def reconstruct(
         result = Reconstruction(grid, owned, basis, found.weights, mean, slabs.dtype, report)
         if target is not None:
             result.write(target)
-            state.remove()
+            if report.converged:
+                state.remove()
     return result
 
 
@@ -195,7 +192,8 @@ class Reconstruction:
     def at(self, points: ArrayLike | Tensor) -> Tensor:
         """The mean at any points, on the grid or off it. shape: (Q, D) -> (Q,)
 
-        ``k(x, X) a`` in the basis: ``(x)_i [k_i(x_i, X_i) Phi_i] T^-1 w``.
+        ``k(x, X) a`` in the basis: ``(x)_i [k_i(x_i, X_i) Phi_i] T^-1 w``. Between the points of the grid it is as
+        exact as on them; beyond, by directions that the noise hides on the grid, to the root of the tolerance.
         """
         x = torch.as_tensor(points, dtype=torch.float64, device=self.weights.device)
         if x.dim() != 2 or x.size(-1) != self._grid.num_columns:
@@ -248,7 +246,6 @@ class _State:
         self._saved = time.perf_counter()
         if path is None:
             return
-        refuse_directory("checkpoint", path)
         if path.exists():
             self.start = self._read(path).to(rhs.device)
         else:
@@ -262,7 +259,7 @@ class _State:
             raise
         except Exception as error:
             raise ValueError(f"checkpoint: {path} cannot be read ({type(error).__name__}); {advice}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT or "weights" not in content:
+        if not isinstance(content, dict) or content.get("format") != _FORMAT or not content.keys() >= _KEYS:
             raise ValueError(f"checkpoint: {path} is not a checkpoint of this version; {advice}")
         for name in ("noise", "eigenvalues", "rhs"):
             theirs, ours = torch.as_tensor(content[name]), torch.as_tensor(self._problem[name])
@@ -270,7 +267,10 @@ class _State:
             if not same:
                 what = {"noise": "noise", "eigenvalues": "kernels, axes or tolerance", "rhs": "values or mean"}[name]
                 raise ValueError(f"checkpoint: {path} belongs to another run: {what} differ; {advice}")
-        return content["weights"]
+        weights = content["weights"]
+        if weights.shape != content["rhs"].shape or not bool(weights.isfinite().all()):
+            raise ValueError(f"checkpoint: {path} holds weights that are none; {advice}")
+        return weights
 
     def watch(self, weights: Tensor, iterations: int) -> None:
         if time.perf_counter() - self._saved > _SAVE_EVERY:
@@ -286,13 +286,57 @@ class _State:
             self.path.unlink(missing_ok=True)
 
 
-def _checked_noise(noise: float | Tensor) -> float:
-    if isinstance(noise, Tensor) and noise.numel() != 1:
-        raise ValueError(f"noise: got shape {tuple(noise.shape)}, expected one variance")
-    value = float(noise)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"noise: got {value}, expected a variance above 0")
-    return value
+def _number(name: str, value: Any, what: str = "number") -> float:
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ValueError(f"{name}: got shape {shape}, expected one {what}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: got {number}, expected a finite {what}")
+    return number
+
+
+def _positive(name: str, value: Any, what: str = "number") -> float:
+    number = _number(name, value, what)
+    if not number > 0:
+        raise ValueError(f"{name}: got {number}, expected a {what} above 0")
+    return number
+
+
+def _checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
+    """One for each axis; kernels are copied, in float64: what the user holds is not touched."""
+    if not isinstance(kernels, Sequence | torch.nn.ModuleList):
+        raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
+    if len(kernels) != axes:
+        raise ValueError(f"kernels: got {len(kernels)}, expected {axes}, one for each axis")
+    owned: list[Kernel | Tensor] = []
+    for axis, kernel in enumerate(kernels):
+        if isinstance(kernel, Kernel):
+            owned.append(copy.deepcopy(kernel).double().eval())
+        elif isinstance(kernel, Tensor | np.ndarray):
+            owned.append(read(f"kernels: axis {axis}", kernel).tensor.detach().double())
+        else:
+            came = type(kernel).__name__
+            raise ValueError(f"kernels: axis {axis} got {came}, expected a GPyTorch kernel, or its matrix")
+    return owned
+
+
+def _checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
+    """Better found wrong now than in an hour."""
+    target, state = (None if path is None else Path(path) for path in (output, checkpoint))
+    if target is not None:
+        refuse_directory("output", target)
+        if not target.parent.is_dir():
+            raise ValueError(f"output: the directory of {target} does not exist; expected one that does")
+        state = state or target.with_name(target.name + ".checkpoint")
+        if state.resolve() == target.resolve():
+            raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
+    if state is not None:
+        refuse_directory("checkpoint", state)
+    return target, state
 
 
 def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
@@ -304,28 +348,37 @@ def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianG
         if own is None and any(axis is None for axis in axes):
             raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
         axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
-        shape = [len(axis) for axis in axes]
+        tables = [read(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
+        for i, table in enumerate(tables):
+            if table.dim() not in (1, 2):
+                raise ValueError(f"axis {i}: got shape {tuple(table.shape)}, expected coordinates (m,) or (m, d)")
+        shape = [len(table) for table in tables]
     slabs = Slabs(values, shape)
+    if axes is None:
+        tables = [torch.arange(size) for size in slabs.shape]
     device = values.device if isinstance(values, Tensor) else None
-    coordinates = axes if axes is not None else [range(size) for size in slabs.shape]
-    tables = [torch.as_tensor(np.asarray(axis) if not isinstance(axis, Tensor) else axis) for axis in coordinates]
     return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
-
-
-def _frozen(kernel: Kernel) -> Kernel:
-    """A copy in float64: what the user holds is not touched."""
-    return copy.deepcopy(kernel).double().eval()
 
 
 def _factor(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
     if isinstance(kernel, Tensor):
         matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
     else:
-        matrix = kernel.to(x.device)(x).to_dense()
+        try:
+            matrix = kernel.to(x.device)(x).to_dense()
+        except RuntimeError as error:
+            columns = x.size(-1)
+            raise ValueError(
+                f"kernels: axis {axis} does not take its {columns} column{'s' if columns > 1 else ''}: {error}"
+            ) from error
     if matrix.shape != (len(x), len(x)):
         raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
     if not bool(matrix.isfinite().all()):
         raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
+    if bool((matrix - matrix.mT).abs().amax() > 1e-3 * matrix.abs().amax()):
+        raise ValueError(f"kernels: axis {axis} differs from its transpose, expected symmetry")
+    if bool(matrix.diagonal().amin() < 0):
+        raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
     return matrix
 
 
@@ -345,15 +398,18 @@ def _read(slabs: Slabs, basis: TruncatedEigen, noise: float, mean: float) -> tup
                 torch.logical_not(part.isnan(), out=observed[rows])
                 y = part.to(torch.float64, copy=True).sub_(mean)
                 y.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
-                y = y.view(len(part), -1, 1)
+                y = y.reshape(len(part), -1, 1)
                 projected = kron_matmul(transposed, y) if others else y
                 rhs.addmm_(first[rows].mT, projected.reshape(len(part), -1))
                 size = float(y.square().sum())
                 if not math.isfinite(size):
-                    entry = part.isinf().nonzero()
-                    where = tuple(entry[0].tolist()) if len(entry) else (0,)
+                    largest = unravel(y.abs().flatten().argmax(), (len(part), *rest))
+                    where = tuple(int(position) for position in largest)
+                    what = (
+                        "infinite" if bool(part[where].isinf()) else f"{float(part[where])}, whose square is infinite"
+                    )
                     where = (where[0] + rows.start, *where[1:])
-                    raise ValueError(f"values: entry {where} is infinite or too large, expected finite values or NaN")
+                    raise ValueError(f"values: entry {where} is {what}; expected finite values, or NaN for gaps")
                 square += size
             bar.update(len(slab))
     grid = MaskedGrid(observed)

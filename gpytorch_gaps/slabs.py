@@ -65,19 +65,27 @@ class Slabs:
 
 def _as_tensor(part: Any) -> Tensor:
     if isinstance(part, Tensor):
+        if part.is_complex():
+            raise ValueError(f"values: got {part.dtype}, expected real numbers")
         return part if part.is_floating_point() else part.double()
-    array = part if isinstance(part, np.ndarray) else np.asarray(part)
+    try:
+        array = part if isinstance(part, np.ndarray) else np.asarray(part)
+    except ValueError as error:
+        raise ValueError(f"values: expected real numbers, but {error}") from error
     floating = array.dtype.kind == "f"
     if array.dtype.kind not in "fiub":
         raise ValueError(f"values: got {array.dtype}, expected real numbers")
     if isinstance(array, np.ma.MaskedArray):
         array = np.ma.filled(array if floating else array.astype(np.float64), np.nan)
-    # torch reads native memory that it may write to: what is only read is copied, slab by slab
-    array = np.asarray(array, dtype=array.dtype.newbyteorder("="))
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    # torch reads native memory that it may write to, forwards: anything else is copied, slab by slab
+    kind = np.dtype("float64") if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    array = np.asarray(array, dtype=kind)
+    plain = array.flags.writeable and min(array.strides, default=0) >= 0
+    tensor = torch.from_numpy(array if plain else array.copy(order="C"))
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
 def _floating(kind: Any) -> torch.dtype:
     """The precision that results are given in: that of the values."""
-    return torch.float32 if kind == torch.float32 or str(kind) in ("float32", ">f4", "float16") else torch.float64
+    name = str(kind).removeprefix("torch.")
+    return torch.float32 if name in ("float32", ">f4", "float16", ">f2", "bfloat16") else torch.float64

@@ -7,6 +7,10 @@ preconditioned by ``s2/T + N/M``, the system has the spectrum of fill-gaps, or a
 Where gaps hang together, functions that live inside of them make the system nearly singular; a dense block of
 ``s2 T^-1 + Phi' W'W Phi`` on the leading functions takes care of those. It is set up once iterations without it have
 shown to be the dearer way.
+
+A small residual is not a small error there: inside a gap the system is as small as ``s2/T``. So wherever more
+iterations are needed than scattered gaps would take, the residual is held to a thousandth of the tolerance, which a
+few more of them reach.
 """
 
 import math
@@ -28,6 +32,7 @@ from gpytorch_gaps.solvers.rates import rates_of
 
 _WAIT = 10  # iterations after which their rate is told
 _MAX_PASSES = 12
+_CLUSTERED = 1e-3  # of the tolerance
 # by how much an inner iteration may reduce a residual before it is taken anew in float64
 _REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
 _PASSES = 5.0  # numbers moved per cell by a sweep, in cache
@@ -65,8 +70,8 @@ class WeightSpace:
         scaled = residual * self.basis.products / self.noise
         return math.sqrt(self.grid.squared_norm(self.basis.vectors, scaled))
 
-    def expected_seconds(self, tolerance: float) -> float:
-        """Of a solve, if the gaps are scattered, at the rates of this machine.
+    def expected_iterations(self, tolerance: float) -> float:
+        """Of a solve, if the gaps are scattered.
 
         ``Phi' W'W Phi`` then differs from ``N/M`` by a factor of ``1 +- q``, ``q = sqrt(gappiness * dimension / N)``
         at most, with the effective dimension ``sum T / (T + s2 M/N)``.
@@ -74,8 +79,11 @@ class WeightSpace:
         share = self.num_train / self.grid.num_cells
         dimension = float((self.basis.products / (self.basis.products + self.noise / share)).sum())
         q = min(0.9, math.sqrt((1.0 - share) * dimension / self.num_train))
-        iterations = expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, tolerance)
-        cells = self.grid.num_cells
+        return expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, tolerance)
+
+    def expected_seconds(self, tolerance: float) -> float:
+        """The same on this machine."""
+        iterations, cells = self.expected_iterations(tolerance), self.grid.num_cells
         narrow, wide = (rates_of(self.grid.device, dtype) for dtype in (torch.float32, torch.float64))
         inner = narrow.seconds(iterations * self.product_flops, iterations * 4.0 * _PASSES * cells)
         # one residual, and half of a sweep for that of the original system
@@ -161,17 +169,22 @@ class WeightSolver:
         memory: float,
         watch: Callable[[Tensor, int], None],
     ) -> None:
+        largest = float(rhs.abs().max())
+        self._scale = 1.0 if largest == 0.0 or 1e-20 < largest < 1e20 else largest  # float32 must hold the weights
+        rhs, norm = rhs / self._scale, norm / self._scale
         self.space, self.rhs, self.tolerance, self.system_tolerance = space, rhs, tolerance, system_tolerance
         self.max_iterations, self.memory, self.watch = max_iterations, memory, watch
-        self._unit, self._norm = float(rhs.norm()) or 1.0, norm or 1.0
+        self._unit, self._norm = float(rhs.norm()) or 1.0, norm or float(rhs.norm()) or 1.0
         self._precondition = space.precondition
+        self._clustered = False
+        self._if_scattered = 2.0 + 1.2 * space.expected_iterations(tolerance)
 
     def solve(self, start: Tensor | None = None) -> WeightSolution:
-        found = WeightSolution(torch.zeros_like(self.rhs) if start is None else start.clone())
+        found = WeightSolution(torch.zeros_like(self.rhs) if start is None else start / self._scale)
         residual = self.rhs.clone() if start is None else self._residual(found)
         dtype = torch.float32
         self._judge(found, residual)
-        while not found.converged and found.iterations < self.max_iterations and found.passes < _MAX_PASSES:
+        while self._progress(found) > 1.0 and found.iterations < self.max_iterations and found.passes < _MAX_PASSES:
             candidate = WeightSolution(**{**vars(found), "weights": found.weights.clone()})
             self._descend(candidate, residual.clone(), dtype)
             candidate.passes += 1
@@ -188,6 +201,7 @@ class WeightSolver:
             dtype = torch.float64 if stalled else dtype
         if math.isinf(found.system_residual):
             found.system_residual = self.space.system_norm(residual) / self._norm
+        found.weights.mul_(self._scale)
         return found
 
     def _residual(self, found: WeightSolution) -> Tensor:
@@ -204,7 +218,7 @@ class WeightSolver:
 
     def _progress(self, found: WeightSolution) -> float:
         """How far off, relative to what is asked for."""
-        asked = found.residual / self.tolerance
+        asked = found.residual / (self.tolerance * (_CLUSTERED if self._clustered else 1.0))
         return asked if self.system_tolerance is None else max(asked, found.system_residual / self.system_tolerance)
 
     def _descend(self, found: WeightSolution, residual: Tensor, dtype: torch.dtype) -> None:
@@ -219,10 +233,13 @@ class WeightSolver:
             found.iterations += 1
             found.flops += self.space.product_flops
             size = float(descent.residual.norm())
-            bar.update()
-            self.watch(found.weights, found.iterations)
             if not math.isfinite(size):
                 break
+            bar.update()
+            self.watch(found.weights if self._scale == 1.0 else found.weights * self._scale, found.iterations)
+            if not self._clustered and (found.rank or found.iterations > self._if_scattered):
+                self._clustered = True
+                goal = max(_CLUSTERED * goal, _REACH[dtype] * first)
             if not found.rank and self._block_pays(found.iterations - begun, size / first, goal / first, dtype):
                 found.rank = self.space.block_size(self.memory)
                 found.flops += self.space.block_flops(found.rank)

@@ -302,7 +302,8 @@ def test_scattered_gaps_get_none():
     found = scattered().solve(tolerance=1e-6)
     assert found.converged
     assert found.rank == 0
-    assert found.iterations < 25
+    assert found.iterations < 40  # a small grid is not told from a clustered one, and held to 1e-9
+    assert found.residual < 1e-9
 
 
 def test_a_block_limited_by_memory_still_converges():
