@@ -38,7 +38,7 @@ from gpytorch_gaps.solvers.weight_space import WeightSolution, WeightSolver, Wei
 _SLAB = 2**22  # numbers that are projected, or written, at a time
 _SAVE_EVERY = 10.0  # seconds between checkpoints
 _FORMAT = 1
-_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights"}
+_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights", "done"}
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
 
 
@@ -87,7 +87,7 @@ def reconstruct(
     output: str | Path | None = None,
     progress: bool = True,
 ) -> "Reconstruction":
-    """The posterior mean of ``y = f + noise`` on a grid with gaps, f a GP with a product kernel, exact to `tolerance`.
+    """The posterior mean of ``y = f + noise`` on a grid with gaps, f a GP with a product kernel.
 
     :param values: the grid with NaN gaps: a tensor, an array, a ``numpy.memmap`` or anything sliced like one, or an
         iterable of slabs along the first axis. Read once, never changed.
@@ -95,7 +95,8 @@ def reconstruct(
     :param kernels: one for each axis, with its hyperparameters; or its matrix, (m_i, m_i).
     :param noise: the variance s2, above zero.
     :param mean: of f.
-    :param tolerance: relative residual of the weights; eigenvalues below `tolerance` times the noise are dropped.
+    :param tolerance: relative residual of the weights, a thousandth of it where gaps hang together; eigenvalues below
+        `tolerance` times the noise are dropped. The error of the mean is larger where nothing is observed near.
     :param system_tolerance: what the residual of the original system must reach as well, as far as the truncated kernel
         tells; eigenvalues below a tenth of it times the noise are dropped. None: it is only reported.
     :param memory: bytes that the preconditioner may take where gaps are clustered.
@@ -136,8 +137,8 @@ def reconstruct(
             watch=state.watch,
         )
         begun = time.perf_counter()
-        found = solver.solve(state.start)
-        state.save(found.weights, found.iterations)
+        found = solver.solve(state.start, state.done)
+        state.save(found.weights, found.iterations, done=found.converged)
         report = _report(space, found, time.perf_counter() - begun, tolerance, setup, read)
         report_solve(report, _ADVICE)
         if report.kernel_error > 1.0:
@@ -241,7 +242,7 @@ class _State:
     """The last weights, in a file, with what tells whether they belong to this problem."""
 
     def __init__(self, path: Path | None, basis: TruncatedEigen, noise: float, rhs: Tensor) -> None:
-        self.path, self.start = path, None
+        self.path, self.start, self.done = path, None, False
         self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": basis.products.cpu(), "rhs": rhs.cpu()}
         self._saved = time.perf_counter()
         if path is None:
@@ -270,15 +271,17 @@ class _State:
         weights = content["weights"]
         if weights.shape != content["rhs"].shape or not bool(weights.isfinite().all()):
             raise ValueError(f"checkpoint: {path} holds weights that are none; {advice}")
+        self.done = bool(content["done"])
         return weights
 
     def watch(self, weights: Tensor, iterations: int) -> None:
         if time.perf_counter() - self._saved > _SAVE_EVERY:
             self.save(weights, iterations)
 
-    def save(self, weights: Tensor, iterations: int) -> None:
+    def save(self, weights: Tensor, iterations: int, done: bool = False) -> None:
         if self.path is not None:
-            save_whole(self.path, {**self._problem, "weights": weights.cpu(), "iterations": iterations})
+            state = {"weights": weights.cpu(), "iterations": iterations, "done": done}
+            save_whole(self.path, {**self._problem, **state})
         self._saved = time.perf_counter()
 
     def remove(self) -> None:

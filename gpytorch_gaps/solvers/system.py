@@ -93,7 +93,7 @@ class GapSystem:
     @cached_property
     def fillable(self) -> bool:
         """Whether fill-gaps applies: constant noise, and no cell observed twice."""
-        return self.constant_noise and len(torch.unique(self.train_index)) == self.num_train
+        return self.constant_noise and int(self.observed(torch.float64).sum()) == self.num_train
 
     def require_fillable(self, method: str) -> None:
         if not self.fillable:

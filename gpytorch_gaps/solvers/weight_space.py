@@ -179,7 +179,9 @@ class WeightSolver:
         self._clustered = False
         self._if_scattered = 2.0 + 1.2 * space.expected_iterations(tolerance)
 
-    def solve(self, start: Tensor | None = None) -> WeightSolution:
+    def solve(self, start: Tensor | None = None, done: bool = False) -> WeightSolution:
+        """The weights, from a start where there is one; `done`: one that was the end of a solve before."""
+        self._clustered = start is not None and not done  # not known: better strict
         found = WeightSolution(torch.zeros_like(self.rhs) if start is None else start / self._scale)
         residual = self.rhs.clone() if start is None else self._residual(found)
         dtype = torch.float32
