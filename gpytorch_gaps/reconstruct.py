@@ -38,7 +38,7 @@ from gpytorch_gaps.solvers.weight_space import WeightSolution, WeightSolver, Wei
 _SLAB = 2**22  # numbers that are projected, or written, at a time
 _SAVE_EVERY = 10.0  # seconds between checkpoints
 _FORMAT = 1
-_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights", "done"}
+_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights", "iterations"}
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
 
 
@@ -137,10 +137,16 @@ def reconstruct(
             watch=state.watch,
         )
         begun = time.perf_counter()
-        found = solver.solve(state.start, state.done)
+        found = solver.solve(state.start, state.iterations)
         state.save(found.weights, found.iterations, done=found.converged)
         report = _report(space, found, time.perf_counter() - begun, tolerance, setup, read)
-        report_solve(report, _ADVICE)
+        advice = _ADVICE
+        if system_tolerance is not None and report.worst_residual <= tolerance:
+            advice = (
+                f"a larger system_tolerance: the residual of the original system is {report.system_residual:.1e} where "
+                f"{system_tolerance:.1e} was asked for, which rounding may forbid"
+            )
+        report_solve(report, advice)
         if report.kernel_error > 1.0:
             warnings.warn(
                 f"the kernel is known to {report.kernel_error:.1e} times the noise only: float64 does not resolve "
@@ -242,7 +248,7 @@ class _State:
     """The last weights, in a file, with what tells whether they belong to this problem."""
 
     def __init__(self, path: Path | None, basis: TruncatedEigen, noise: float, rhs: Tensor) -> None:
-        self.path, self.start, self.done = path, None, False
+        self.path, self.start, self.iterations = path, None, 0
         self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": basis.products.cpu(), "rhs": rhs.cpu()}
         self._saved = time.perf_counter()
         if path is None:
@@ -271,7 +277,7 @@ class _State:
         weights = content["weights"]
         if weights.shape != content["rhs"].shape or not bool(weights.isfinite().all()):
             raise ValueError(f"checkpoint: {path} holds weights that are none; {advice}")
-        self.done = bool(content["done"])
+        self.iterations = int(content["iterations"])
         return weights
 
     def watch(self, weights: Tensor, iterations: int) -> None:
@@ -280,7 +286,8 @@ class _State:
 
     def save(self, weights: Tensor, iterations: int, done: bool = False) -> None:
         if self.path is not None:
-            state = {"weights": weights.cpu(), "iterations": iterations, "done": done}
+            total = 0 if done else self.iterations + iterations  # from the end of a solve, nothing is left to do
+            state = {"weights": weights.cpu(), "iterations": total}
             save_whole(self.path, {**self._problem, **state})
         self._saved = time.perf_counter()
 

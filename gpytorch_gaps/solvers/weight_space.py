@@ -176,12 +176,13 @@ class WeightSolver:
         self.max_iterations, self.memory, self.watch = max_iterations, memory, watch
         self._unit, self._norm = float(rhs.norm()) or 1.0, norm or float(rhs.norm()) or 1.0
         self._precondition = space.precondition
-        self._clustered = False
+        self._clustered, self._earlier = False, 0
         self._if_scattered = 2.0 + 1.2 * space.expected_iterations(tolerance)
 
-    def solve(self, start: Tensor | None = None, done: bool = False) -> WeightSolution:
-        """The weights, from a start where there is one; `done`: one that was the end of a solve before."""
-        self._clustered = start is not None and not done  # not known: better strict
+    def solve(self, start: Tensor | None = None, earlier: int = 0) -> WeightSolution:
+        """The weights, from a start that took some iterations `earlier` where there is one."""
+        self._earlier = earlier
+        self._clustered = earlier > self._if_scattered
         found = WeightSolution(torch.zeros_like(self.rhs) if start is None else start / self._scale)
         residual = self.rhs.clone() if start is None else self._residual(found)
         dtype = torch.float32
@@ -239,7 +240,7 @@ class WeightSolver:
                 break
             bar.update()
             self.watch(found.weights if self._scale == 1.0 else found.weights * self._scale, found.iterations)
-            if not self._clustered and (found.rank or found.iterations > self._if_scattered):
+            if not self._clustered and (found.rank or self._earlier + found.iterations > self._if_scattered):
                 self._clustered = True
                 goal = max(_CLUSTERED * goal, _REACH[dtype] * first)
             if not found.rank and self._block_pays(found.iterations - begun, size / first, goal / first, dtype):
