@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpytorch_gaps.kronecker.lowrank import lowrank_eigh
+from gpytorch_gaps.kronecker.lowrank import eigh_of_smooth, lowrank_eigh
 
 examples = settings(max_examples=60, deadline=None)
 EPS = torch.finfo(torch.float64).eps
@@ -169,3 +169,28 @@ def test_any_positive_semidefinite_matrix_is_certified(size, rank, exponent, see
 def test_other_shapes_are_refused_by_name(shape):
     with pytest.raises(ValueError, match=r"factor: got shape .* expected a square matrix"):
         lowrank_eigh(torch.zeros(shape, dtype=torch.float64), 1e-6)
+
+
+def test_all_eigenpairs_of_a_large_smooth_matrix():
+    factor = squared_exponential(1000, 0.1)
+    found = eigh_of_smooth(factor)
+    assert found is not None
+    values, vectors = found
+    assert bool((values.diff() >= 0).all())
+    assert float((vectors.mT @ vectors - torch.eye(1000, dtype=torch.float64)).norm()) < 1e-12
+    assert float(((vectors * values) @ vectors.mT - factor).norm()) <= 1e-13 * float(values[-1])
+    expected = torch.linalg.eigvalsh(factor)
+    torch.testing.assert_close(values, expected.clamp_min(0.0), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("why", ["small", "rough", "indefinite", "zero"])
+def test_any_other_matrix_is_left_to_eigh(why):
+    x = torch.linspace(0, 1, 1000, dtype=torch.float64)
+    factor = {
+        "small": squared_exponential(999, 0.1),
+        "rough": torch.exp(-(x[:, None] - x).abs() / 0.1),
+        # the variances say nothing of what is wrong
+        "indefinite": squared_exponential(1000, 0.1) + 1e-6 * torch.eye(1000, dtype=torch.float64).flip(0),
+        "zero": torch.zeros(1000, 1000, dtype=torch.float64),
+    }[why]
+    assert eigh_of_smooth(factor) is None
