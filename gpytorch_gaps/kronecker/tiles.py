@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 
-_TILE = 2**18  # numbers of a tile on a host, to stay in cache: see `benchmarks.scaling --tiles`
-_TILE_ON_DEVICE = 2**25  # a device has no such cache, and wants more work at a time
+_TILE_BYTES = 2**21  # on a host, to stay in cache; half or twice that is as good: see `benchmarks.scaling --tiles`
+_TILE_BYTES_ON_DEVICE = 2**28  # a device has no such cache, and wants more work at a time
 _ROWS = 256  # of a tile, or columns, so that both of its matrix products run well
 _WORTH_THREADS = 2**21  # cells
 _BLOCK = 2**24  # numbers that the other axes are expanded to at a time
@@ -41,7 +41,7 @@ class MaskedGrid:
             raise ValueError(f"observed: got {observed.dtype}, expected torch.bool or torch.uint8")
         self.shape = tuple(observed.shape)
         self._bytes = observed.contiguous().view(torch.uint8)
-        self._tile = tile or (_TILE if observed.device.type == "cpu" else _TILE_ON_DEVICE)
+        self._tile = tile
 
     @property
     def num_cells(self) -> int:
@@ -117,9 +117,11 @@ class MaskedGrid:
         inside = kron_matmul([basis.mT for basis in inner], inside) if inner else inside
         return inside.permute(2, 0, 1).contiguous()
 
-    def _tile_shape(self, rank: int, by_rows: bool) -> tuple[int, int]:
+    def _tile_shape(self, basis: Tensor, by_rows: bool) -> tuple[int, int]:
         """A narrow basis wants tiles that stay in cache; a wide one is blocked by the matrix product itself."""
-        size, short = max(self._tile, 4 * rank * _ROWS), max(_ROWS, rank // 2)
+        rank, available = basis.size(-1), _TILE_BYTES if basis.device.type == "cpu" else _TILE_BYTES_ON_DEVICE
+        size = max(self._tile or available // basis.element_size(), 4 * rank * _ROWS)
+        short = max(_ROWS, rank // 2)
         long = max(1, size // short)
         return (short, long) if by_rows else (long, short)
 
@@ -135,7 +137,7 @@ class MaskedGrid:
         """
         by_rows = mask.stride(-1) == 1  # else tiles are held, and worked on, as their transposes
         sums, squares = basis.new_empty(len(mask) if project else 0, basis.size(-1)), [_no_sum(basis)]
-        height, width = self._tile_shape(basis.size(-1), by_rows)
+        height, width = self._tile_shape(basis, by_rows)
 
         def strip(rows: slice) -> None:
             count, rank = rows.stop - rows.start, basis.size(-1)

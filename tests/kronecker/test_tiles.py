@@ -203,7 +203,7 @@ def test_orthonormal_bases_without_gaps_give_the_weights_back():
 def test_more_cells_than_a_tile_holds(sizes):
     """The defaults, on a grid of several tiles and strips."""
     shape, ranks = {"long first": ((1500, 700), (6, 2)), "long last": ((700, 1500), (2, 6))}[sizes]
-    assert math.prod(shape) > 2 * tiles._TILE
+    assert 8 * math.prod(shape) > 2 * tiles._TILE_BYTES
     bases, weights = problem(shape, ranks)
     mask = observed("random", shape)
     field = mask * (bases[0] @ weights @ bases[1].mT)
