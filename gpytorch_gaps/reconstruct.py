@@ -66,9 +66,10 @@ class ReconstructionReport(SolveReport):
     def __str__(self) -> str:
         grid = " x ".join(map(str, self.shape))
         return (
-            f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} functions, kernel "
-            f"known to {self.kernel_error:.1e} of the noise; {super().__str__()}; residual of the original system "
-            f"{self.system_residual:.1e}; reading took {self.read_seconds:.3g} s, the basis {self.setup_seconds:.3g} s"
+            f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "
+            f"which leave out {self.kernel_error:.1e} of the noise; {super().__str__()}; that is "
+            f"{self.system_residual:.1e} in the original system; reading took {self.read_seconds:.3g} s, the basis "
+            f"{self.setup_seconds:.3g} s"
         )
 
 
@@ -180,6 +181,9 @@ class Reconstruction:
     ) -> None:
         self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
         self._grid, self._kernels, self._basis = grid, kernels, basis
+
+    def __repr__(self) -> str:
+        return f"<Reconstruction {self.report}>"
 
     def slab(self, start: int, stop: int) -> Tensor:
         """The mean at slices `start` to `stop` of the first axis. shape: (stop - start, m_2, .., m_d)"""
@@ -444,7 +448,8 @@ def _report(
         refinements=found.passes,
         flops=found.flops,
         expected_seconds=space.expected_seconds(tolerance),
-        reason="no axis truncates: this is fill-gaps" if space.basis.is_full else "",
+        reason=("no axis truncates: this is fill-gaps; " if space.basis.is_full else "")
+        + f"about {space.expected_iterations(tolerance):.0f} iterations if the gaps are scattered",
         system_residual=found.system_residual,
         kernel_error=space.basis.error / space.noise,
         shape=space.basis.shape,

@@ -34,7 +34,8 @@ class Slabs:
         self._sliced = own is not None
         if not self.shape or 0 in self.shape:
             raise ValueError(f"values: got shape {self.shape}, expected one dimension or more, none of them 0")
-        kind = getattr(values, "dtype", None)
+        some = values[0] if own is None and isinstance(values, Sequence) and len(values) else values
+        kind = getattr(some, "dtype", None)
         self.dtype = torch.float64 if kind is None else _floating(kind)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:

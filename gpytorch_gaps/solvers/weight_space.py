@@ -35,6 +35,7 @@ _MAX_PASSES = 12
 _CLUSTERED = 1e-3  # of the tolerance
 # by how much an inner iteration may reduce a residual before it is taken anew in float64
 _REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
+_CALLS = 60.0  # an iteration, of torch
 _PASSES = 5.0  # numbers moved per cell by a sweep, in cache
 _BLOCK_BYTES = 40.0  # held for each of the p^2 entries while the block is set up
 
@@ -85,7 +86,7 @@ class WeightSpace:
         """The same on this machine."""
         iterations, cells = self.expected_iterations(tolerance), self.grid.num_cells
         narrow, wide = (rates_of(self.grid.device, dtype) for dtype in (torch.float32, torch.float64))
-        inner = narrow.seconds(iterations * self.product_flops, iterations * 4.0 * _PASSES * cells)
+        inner = narrow.seconds(iterations * self.product_flops, iterations * 4.0 * _PASSES * cells, iterations * _CALLS)
         # one residual, and half of a sweep for that of the original system
         return inner + wide.seconds(1.5 * self.product_flops, 1.5 * 8.0 * _PASSES * cells)
 
@@ -243,7 +244,7 @@ class WeightSolver:
             if not self._clustered and (found.rank or self._earlier + found.iterations > self._if_scattered):
                 self._clustered = True
                 goal = max(_CLUSTERED * goal, _REACH[dtype] * first)
-            if not found.rank and self._block_pays(found.iterations - begun, size / first, goal / first, dtype):
+            if not found.rank and self._block_pays(found.iterations, found.iterations - begun, size, first, dtype):
                 found.rank = self.space.block_size(self.memory)
                 found.flops += self.space.block_flops(found.rank)
                 self._precondition = self.space.leading_block(found.rank).precondition
@@ -253,11 +254,17 @@ class WeightSolver:
     def _descent(self, residual: Tensor, weights: Tensor, dtype: torch.dtype) -> Descent:
         return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, weights)
 
-    def _block_pays(self, iterations: int, reached: float, goal: float, dtype: torch.dtype) -> bool:
-        """Whether the iterations still to come, at the rate so far, cost more than to set up the dense block."""
-        if iterations < _WAIT or reached <= goal:
+    def _block_pays(self, total: int, iterations: int, size: float, first: float, dtype: torch.dtype) -> bool:
+        """Whether the iterations still to come, at the rate so far, cost more than to set up the dense block.
+
+        Or are more than are allowed.
+        """
+        goal = self.tolerance * self._unit * (_CLUSTERED if self._clustered else 1.0)
+        rank = self.space.block_size(self.memory)
+        if iterations < _WAIT or size <= goal or not rank:
             return False
-        rate = math.log(reached) / iterations
-        left = math.log(goal / reached) / rate if rate < 0 else math.inf
+        rate = math.log(size / first) / iterations
+        left = math.log(goal / size) / rate if rate < 0 else math.inf
         dearer = 2.0 if dtype == torch.float32 else 1.0  # a block is always float64
-        return left * self.space.product_flops > dearer * self.space.block_flops(self.space.block_size(self.memory))
+        too_many = left > self.max_iterations - total
+        return too_many or left * self.space.product_flops > dearer * self.space.block_flops(rank)

@@ -491,3 +491,12 @@ def test_descent_is_conjugate_gradients():
         sizes.append(float(error @ matrix @ error))
     assert sizes[0] > sizes[1] > sizes[2]
     assert dense.relative(descent.solution, torch.linalg.solve(matrix, rhs)) < 1e-13
+
+
+def test_a_block_is_set_up_where_iterations_would_run_out(monkeypatch):
+    """However dear it is: twenty iterations have halved the residual, and hundreds are still to come."""
+    monkeypatch.setattr(WeightSpace, "block_flops", lambda self, rank: 1e18)
+    for most, pays in ((100_000, False), (100, True)):
+        solver = clustered().solver(tolerance=1e-8, max_iterations=most)
+        first = float(solver.rhs.norm())
+        assert solver._block_pays(20, 20, 0.5 * first, first, torch.float32) is pays
