@@ -4,7 +4,6 @@ Values are read once. Of the grid nothing is kept but its mask, a byte a cell; w
 kernel's own eigenvectors (:mod:`gpytorch_gaps.solvers.weight_space`), from which the mean follows anywhere.
 """
 
-import copy
 import hashlib
 import math
 import numbers
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from linear_operator.utils.warnings import NumericalWarning
@@ -23,22 +21,28 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.files import GrowingArray, refuse_directory, save_whole
-from gpytorch_gaps.grid import CartesianGrid, read
+from gpytorch_gaps.files import GrowingArray, refuse_directory
+from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import unravel
 from gpytorch_gaps.kronecker.tiles import MaskedGrid
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.reconstruct_inputs import (
+    checked_kernels,
+    checked_paths,
+    grid_and_slabs,
+    kernel_matrix,
+    number,
+    positive,
+)
 from gpytorch_gaps.reports import SolveReport, report_solve
 from gpytorch_gaps.slabs import Slabs
 from gpytorch_gaps.solvers.weight_space import WeightSolution, WeightSolver, WeightSpace
+from gpytorch_gaps.weight_checkpoint import WeightCheckpoint
 
 _SLAB = 2**22  # numbers that are projected, or written, at a time
-_SAVE_EVERY = 10.0  # seconds between checkpoints
-_FORMAT = 1
-_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights", "iterations"}
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
 
 
@@ -108,25 +112,25 @@ def reconstruct(
     Cost: some ten sweeps over the grid of ``4 M r`` FLOPs, r the rank of the longest axis, where gaps are scattered.
     A kernel that does not truncate keeps all its eigenvectors: weights then take the memory of the grid, several times.
     """
-    variance = _positive("noise", noise, "variance")
-    tolerance, memory = _positive("tolerance", tolerance), _positive("memory", memory)
-    system_tolerance = None if system_tolerance is None else _positive("system_tolerance", system_tolerance)
-    mean = _number("mean", mean)
+    variance = positive("noise", noise, "variance")
+    tolerance, memory = positive("tolerance", tolerance), positive("memory", memory)
+    system_tolerance = None if system_tolerance is None else positive("system_tolerance", system_tolerance)
+    mean = number("mean", mean)
     if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
         raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
-    grid, slabs = _grid_and_slabs(values, axes)
-    owned = _checked_kernels(kernels, len(grid.shape))
-    target, checkpoint = _checked_paths(output, checkpoint)
+    grid, slabs = grid_and_slabs(values, axes)
+    owned = checked_kernels(kernels, len(grid.shape))
+    target, checkpoint = checked_paths(output, checkpoint)
     with torch.no_grad(), settings.progress(progress):
         started = time.perf_counter()
-        factors = [_factor(axis, *pair) for axis, pair in enumerate(zip(owned, grid.axes, strict=True))]
+        factors = [kernel_matrix(axis, *pair) for axis, pair in enumerate(zip(owned, grid.axes, strict=True))]
         # the original residual sees what is dropped, and is to be reached
         asked = tolerance if system_tolerance is None else min(tolerance, 0.1 * system_tolerance)
         basis = truncated_eigh(factors, asked * variance, keep_rounded=system_tolerance is not None)
         setup = time.perf_counter() - started
         space, rhs, norm = _read(slabs, basis, variance, mean)
         read = time.perf_counter() - started - setup
-        state = _State(checkpoint, basis, variance, rhs)
+        state = WeightCheckpoint(checkpoint, basis, variance, rhs)
         solver = WeightSolver(
             space,
             rhs,
@@ -246,154 +250,6 @@ class Reconstruction:
                 bar.update(stop - file.rows)
                 file.append(self.slab(file.rows, stop).cpu().numpy())
         file.finish()
-
-
-class _State:
-    """The last weights, in a file, with what tells whether they belong to this problem."""
-
-    def __init__(self, path: Path | None, basis: TruncatedEigen, noise: float, rhs: Tensor) -> None:
-        self.path, self.start, self.iterations = path, None, 0
-        self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": basis.products.cpu(), "rhs": rhs.cpu()}
-        self._saved = time.perf_counter()
-        if path is None:
-            return
-        if path.exists():
-            self.start = self._read(path).to(rhs.device)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-
-    def _read(self, path: Path) -> Tensor:
-        advice = "expected one written by reconstruct; move it away to start afresh"
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:
-            raise ValueError(f"checkpoint: {path} cannot be read ({type(error).__name__}); {advice}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT or not content.keys() >= _KEYS:
-            raise ValueError(f"checkpoint: {path} is not a checkpoint of this version; {advice}")
-        for name in ("noise", "eigenvalues", "rhs"):
-            theirs, ours = torch.as_tensor(content[name]), torch.as_tensor(self._problem[name])
-            same = theirs.shape == ours.shape and bool((theirs - ours).norm() <= 1e-8 * ours.norm())
-            if not same:
-                what = {"noise": "noise", "eigenvalues": "kernels, axes or tolerance", "rhs": "values or mean"}[name]
-                raise ValueError(f"checkpoint: {path} belongs to another run: {what} differ; {advice}")
-        weights = content["weights"]
-        if weights.shape != content["rhs"].shape or not bool(weights.isfinite().all()):
-            raise ValueError(f"checkpoint: {path} holds weights that are none; {advice}")
-        self.iterations = int(content["iterations"])
-        return weights
-
-    def watch(self, weights: Tensor, iterations: int) -> None:
-        if time.perf_counter() - self._saved > _SAVE_EVERY:
-            self.save(weights, iterations)
-
-    def save(self, weights: Tensor, iterations: int, done: bool = False) -> None:
-        if self.path is not None:
-            total = 0 if done else self.iterations + iterations  # from the end of a solve, nothing is left to do
-            state = {"weights": weights.cpu(), "iterations": total}
-            save_whole(self.path, {**self._problem, **state})
-        self._saved = time.perf_counter()
-
-    def remove(self) -> None:
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-
-def _number(name: str, value: Any, what: str = "number") -> float:
-    shape = tuple(getattr(value, "shape", ()))
-    if math.prod(shape) != 1:
-        raise ValueError(f"{name}: got shape {shape}, expected one {what}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: got {number}, expected a finite {what}")
-    return number
-
-
-def _positive(name: str, value: Any, what: str = "number") -> float:
-    number = _number(name, value, what)
-    if not number > 0:
-        raise ValueError(f"{name}: got {number}, expected a {what} above 0")
-    return number
-
-
-def _checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
-    """One for each axis; kernels are copied, in float64: what the user holds is not touched."""
-    if not isinstance(kernels, Sequence | torch.nn.ModuleList):
-        raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
-    if len(kernels) != axes:
-        raise ValueError(f"kernels: got {len(kernels)}, expected {axes}, one for each axis")
-    owned: list[Kernel | Tensor] = []
-    for axis, kernel in enumerate(kernels):
-        if isinstance(kernel, Kernel):
-            owned.append(copy.deepcopy(kernel).double().eval())
-        elif isinstance(kernel, Tensor | np.ndarray):
-            owned.append(read(f"kernels: axis {axis}", kernel).tensor.detach().double())
-        else:
-            came = type(kernel).__name__
-            raise ValueError(f"kernels: axis {axis} got {came}, expected a GPyTorch kernel, or its matrix")
-    return owned
-
-
-def _checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
-    """Better found wrong now than in an hour."""
-    target, state = (None if path is None else Path(path) for path in (output, checkpoint))
-    if target is not None:
-        refuse_directory("output", target)
-        if not target.parent.is_dir():
-            raise ValueError(f"output: the directory of {target} does not exist; expected one that does")
-        state = state or target.with_name(target.name + ".checkpoint")
-        if state.resolve() == target.resolve():
-            raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
-    if state is not None:
-        refuse_directory("checkpoint", state)
-    return target, state
-
-
-def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
-    shape = None
-    if axes is not None:
-        own = getattr(values, "shape", None)
-        if own is not None and len(own) != len(axes):
-            raise ValueError(f"axes: got {len(axes)}, expected {len(own)}, one for each dimension of values")
-        if own is None and any(axis is None for axis in axes):
-            raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
-        axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
-        tables = [read(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
-        for i, table in enumerate(tables):
-            if table.dim() not in (1, 2):
-                raise ValueError(f"axis {i}: got shape {tuple(table.shape)}, expected coordinates (m,) or (m, d)")
-        shape = [len(table) for table in tables]
-    slabs = Slabs(values, shape)
-    if axes is None:
-        tables = [torch.arange(size) for size in slabs.shape]
-    device = values.device if isinstance(values, Tensor) else None
-    return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
-
-
-def _factor(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
-    if isinstance(kernel, Tensor):
-        matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
-    else:
-        try:
-            matrix = kernel.to(x.device)(x).to_dense()
-        except RuntimeError as error:
-            columns = x.size(-1)
-            raise ValueError(
-                f"kernels: axis {axis} does not take its {columns} column{'s' if columns > 1 else ''}: {error}"
-            ) from error
-    if matrix.shape != (len(x), len(x)):
-        raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
-    if not bool(matrix.isfinite().all()):
-        raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
-    if bool((matrix - matrix.mT).abs().amax() > 1e-3 * matrix.abs().amax()):
-        raise ValueError(f"kernels: axis {axis} differs from its transpose, expected symmetry")
-    if bool(matrix.diagonal().amin() < 0):
-        raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
-    return matrix
 
 
 def _read(slabs: Slabs, basis: TruncatedEigen, noise: float, mean: float) -> tuple[WeightSpace, Tensor, float]:

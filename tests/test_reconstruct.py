@@ -26,6 +26,7 @@ from gpytorch_gaps.files import GrowingArray
 from tests import _dense as dense
 
 module = sys.modules["gpytorch_gaps.reconstruct"]  # the package's `reconstruct` is the function
+states = sys.modules["gpytorch_gaps.weight_checkpoint"]
 NAN = float("nan")
 NOISE = 0.01
 
@@ -841,9 +842,9 @@ KILLED = """
         append = here.GrowingArray.append
         here.GrowingArray.append = lambda file, slab: append(file, slab) if file.rows < 8 else kill()
     else:
-        watch = here.module._State.watch
-        here.module._SAVE_EVERY = 0.0 if when == "solving" else 1e9
-        here.module._State.watch = lambda s, w, count: watch(s, w, count) if count < 150 else kill()
+        watch = here.states.WeightCheckpoint.watch
+        here.states._SAVE_EVERY = 0.0 if when == "solving" else 1e9
+        here.states.WeightCheckpoint.watch = lambda s, w, count: watch(s, w, count) if count < 150 else kill()
     here.run_clustered(output=path)
 """
 
@@ -935,7 +936,7 @@ def test_an_interruption_while_writing_leaves_no_finished_file(tmp_path, uninter
 
 def test_an_interruption_while_solving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "state.pt"
-    watch = module._State.watch
+    watch = states.WeightCheckpoint.watch
 
     def interrupt(self, weights, count):
         watch(self, weights, count)
@@ -943,8 +944,8 @@ def test_an_interruption_while_solving_leaves_the_last_checkpoint(tmp_path, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_SAVE_EVERY", 0.0)
-        patch.setattr(module._State, "watch", interrupt)
+        patch.setattr(states, "_SAVE_EVERY", 0.0)
+        patch.setattr(states.WeightCheckpoint, "watch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_clustered(checkpoint=path)
     assert torch.load(path, weights_only=True)["iterations"] == 20
@@ -952,11 +953,11 @@ def test_an_interruption_while_solving_leaves_the_last_checkpoint(tmp_path, monk
 
 
 def test_a_checkpoint_is_written_now_and_then(tmp_path, monkeypatch):
-    saved, save = [], module.save_whole
-    monkeypatch.setattr(module, "save_whole", lambda path, content: saved.append(path) or save(path, content))
+    saved, save = [], states.save_whole
+    monkeypatch.setattr(states, "save_whole", lambda path, content: saved.append(path) or save(path, content))
     run_clustered(checkpoint=tmp_path / "state.pt")
     assert len(saved) == 1, "at the end; nothing takes ten seconds here"
-    monkeypatch.setattr(module, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(states, "_SAVE_EVERY", 0.0)
     (tmp_path / "state.pt").unlink()
     saved.clear()
     result = run_clustered(checkpoint=tmp_path / "state.pt")

@@ -1,0 +1,112 @@
+"""What `reconstruct` is given, checked before anything is read: better found wrong now than in an hour."""
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from gpytorch_gaps.files import refuse_directory
+from gpytorch_gaps.grid import CartesianGrid, read
+from gpytorch_gaps.slabs import Slabs
+
+
+def number(name: str, value: Any, what: str = "number") -> float:
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ValueError(f"{name}: got shape {shape}, expected one {what}")
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
+    if not math.isfinite(found):
+        raise ValueError(f"{name}: got {found}, expected a finite {what}")
+    return found
+
+
+def positive(name: str, value: Any, what: str = "number") -> float:
+    found = number(name, value, what)
+    if not found > 0:
+        raise ValueError(f"{name}: got {found}, expected a {what} above 0")
+    return found
+
+
+def checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
+    """One for each axis; kernels are copied, in float64: what the user holds is not touched."""
+    if not isinstance(kernels, Sequence | torch.nn.ModuleList):
+        raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
+    if len(kernels) != axes:
+        raise ValueError(f"kernels: got {len(kernels)}, expected {axes}, one for each axis")
+    owned: list[Kernel | Tensor] = []
+    for axis, kernel in enumerate(kernels):
+        if isinstance(kernel, Kernel):
+            owned.append(copy.deepcopy(kernel).double().eval())
+        elif isinstance(kernel, Tensor | np.ndarray):
+            owned.append(read(f"kernels: axis {axis}", kernel).tensor.detach().double())
+        else:
+            came = type(kernel).__name__
+            raise ValueError(f"kernels: axis {axis} got {came}, expected a GPyTorch kernel, or its matrix")
+    return owned
+
+
+def checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
+    """Better found wrong now than in an hour."""
+    target, state = (None if path is None else Path(path) for path in (output, checkpoint))
+    if target is not None:
+        refuse_directory("output", target)
+        if not target.parent.is_dir():
+            raise ValueError(f"output: the directory of {target} does not exist; expected one that does")
+        state = state or target.with_name(target.name + ".checkpoint")
+        if state.resolve() == target.resolve():
+            raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
+    if state is not None:
+        refuse_directory("checkpoint", state)
+    return target, state
+
+
+def grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
+    shape = None
+    if axes is not None:
+        own = getattr(values, "shape", None)
+        if own is not None and len(own) != len(axes):
+            raise ValueError(f"axes: got {len(axes)}, expected {len(own)}, one for each dimension of values")
+        if own is None and any(axis is None for axis in axes):
+            raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
+        axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
+        tables = [read(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
+        for i, table in enumerate(tables):
+            if table.dim() not in (1, 2):
+                raise ValueError(f"axis {i}: got shape {tuple(table.shape)}, expected coordinates (m,) or (m, d)")
+        shape = [len(table) for table in tables]
+    slabs = Slabs(values, shape)
+    if axes is None:
+        tables = [torch.arange(size) for size in slabs.shape]
+    device = values.device if isinstance(values, Tensor) else None
+    return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
+
+
+def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
+    if isinstance(kernel, Tensor):
+        matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
+    else:
+        try:
+            matrix = kernel.to(x.device)(x).to_dense()
+        except RuntimeError as error:
+            columns = x.size(-1)
+            raise ValueError(
+                f"kernels: axis {axis} does not take its {columns} column{'s' if columns > 1 else ''}: {error}"
+            ) from error
+    if matrix.shape != (len(x), len(x)):
+        raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
+    if not bool(matrix.isfinite().all()):
+        raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
+    if bool((matrix - matrix.mT).abs().amax() > 1e-3 * matrix.abs().amax()):
+        raise ValueError(f"kernels: axis {axis} differs from its transpose, expected symmetry")
+    if bool(matrix.diagonal().amin() < 0):
+        raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
+    return matrix
