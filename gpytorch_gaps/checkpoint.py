@@ -1,7 +1,6 @@
 """A fit's state in a file, from which a killed run goes on as if nothing had happened."""
 
 import copy
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
-from gpytorch_gaps.files import refuse_directory, save_whole
+from gpytorch_gaps.files import digest, refuse_directory, save_whole
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.history import History
 from gpytorch_gaps.likelihoods.noise import GivenNoise
@@ -81,7 +80,7 @@ def _problem(run: Any) -> dict[str, Any]:
         "train_targets": _fingerprint(model.train_targets),
         "modules": {name or "model": type(module).__name__ for name, module in model.named_modules()},
         "parameters": {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' fixed'}" for name, p in named},
-        "fixed values (parameters, bounds, priors, grid, known noise)": _digest(*fixed),
+        "fixed values (parameters, bounds, priors, grid, known noise)": digest(*fixed),
         "objective": type(run.mll).__name__,
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
         "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
@@ -90,14 +89,7 @@ def _problem(run: Any) -> dict[str, Any]:
 
 
 def _fingerprint(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype} #{_digest(tensor)}"
-
-
-def _digest(*tensors: Tensor) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]
+    return f"{tuple(tensor.shape)} {tensor.dtype} #{digest(tensor)}"
 
 
 def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:

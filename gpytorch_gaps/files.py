@@ -1,5 +1,6 @@
 """Files that are whole or not there: a run that is killed leaves what was before, or what the next run goes on from."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -31,6 +33,14 @@ def save_whole(path: Path, content: dict[str, Any]) -> None:
 def refuse_directory(name: str, path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{name}: got the directory {path}, expected a file, which need not exist")
+
+
+def digest(*tensors: Tensor) -> str:
+    """What tells tensors of other content apart."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:12]
 
 
 class GrowingArray:

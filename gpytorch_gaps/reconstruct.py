@@ -4,7 +4,6 @@ Values are read once. Of the grid nothing is kept but its mask, a byte a cell; w
 kernel's own eigenvectors (:mod:`gpytorch_gaps.solvers.weight_space`), from which the mean follows anywhere.
 """
 
-import hashlib
 import math
 import numbers
 import time
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.files import GrowingArray, refuse_directory
+from gpytorch_gaps.files import GrowingArray, digest, refuse_directory
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.kronecker.products import kron_matmul
@@ -239,7 +238,7 @@ class Reconstruction:
         reconstruction goes on.
         """
         refuse_directory("path", Path(path))
-        name = _digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
+        name = digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
         kind = "float32" if self.dtype == torch.float32 else "float64"
         file = GrowingArray(Path(path), tuple(self.shape), kind, name)
         step = max(1, 4 * _SLAB // math.prod(self.shape[1:]))
@@ -315,10 +314,3 @@ def _report(
         read_seconds=read,
         setup_seconds=setup,
     )
-
-
-def _digest(*tensors: Tensor) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
