@@ -67,6 +67,7 @@ from benchmarks._runs import (
 )
 from benchmarks.stress import (
     NEUTRAL,
+    RUN_COLUMNS,
     Style,
     add_common_options,
     draw_line,
@@ -261,25 +262,7 @@ LABELS = {
     "ski": "GPyTorch SKI",
     "dense": "GPyTorch, dense",
 }
-COLUMNS = (
-    "cells",
-    "shape",
-    "method",
-    "outcome",
-    "iterations",
-    "true residual",
-    "of the weights",
-    "seconds: read",
-    "set-up",
-    "solve",
-    "sum",
-    "GFLOP",
-    "memory GiB",
-    "RMSE in the gaps",
-    "input GiB",
-    "solve / time at float64 GEMM rate",
-    "note",
-)
+COLUMNS = ("cells", "shape", *RUN_COLUMNS[1:-1], "input GiB", "solve / time at float64 GEMM rate", "note")
 EXPLANATION = """\
 Memory is the peak of what the process held besides the mapped input, with some 0.2 GiB for the interpreter and its
 libraries. Exponents x are those of M^x; the time of small sizes is that of the set-up."""

@@ -35,6 +35,13 @@ def refuse_directory(name: str, path: Path) -> None:
         raise ValueError(f"{name}: got the directory {path}, expected a file, which need not exist")
 
 
+def require_place(name: str, path: Path) -> None:
+    """That a file can be put at `path`, whether there is one or not."""
+    refuse_directory(name, path)
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")
+
+
 def digest(*tensors: Tensor) -> str:
     """What tells tensors of other content apart."""
     found = hashlib.sha256()
@@ -51,9 +58,7 @@ class GrowingArray:
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, name: str) -> None:
-        refuse_directory("output", path)
-        if not path.parent.is_dir():
-            raise ValueError(f"output: the directory of {path} does not exist; expected one that does")
+        require_place("output", path)
         self.path, self._name = path, f"{name} {shape} {dtype}"
         self._partial, self._record = (path.with_name(path.name + end) for end in (".partial", ".partial.json"))
         self.rows = 0

@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpytorch_gaps.files import refuse_directory
+from gpytorch_gaps.files import refuse_directory, require_place
 from gpytorch_gaps.grid import CartesianGrid, read
 from gpytorch_gaps.slabs import Slabs
 
@@ -58,9 +58,7 @@ def checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> t
     """Better found wrong now than in an hour."""
     target, state = (None if path is None else Path(path) for path in (output, checkpoint))
     if target is not None:
-        refuse_directory("output", target)
-        if not target.parent.is_dir():
-            raise ValueError(f"output: the directory of {target} does not exist; expected one that does")
+        require_place("output", target)
         state = state or target.with_name(target.name + ".checkpoint")
         if state.resolve() == target.resolve():
             raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
