@@ -80,8 +80,13 @@ class KroneckerEigen:
         return self.root_flops < _WORTH_THE_WAY * full
 
     def matmul(self, x: Tensor) -> Tensor:
-        """``K x`` by way of the roots. shape: (*batch, M, C)"""
-        return kron_matmul(self.roots, kron_matmul([root.mT for root in self.roots], x))
+        """``K x`` by way of the roots, in the precision of x. shape: (*batch, M, C)"""
+        roots = self.roots if x.dtype == self.roots[0].dtype else self._narrow_roots
+        return kron_matmul(roots, kron_matmul([root.mT for root in roots], x))
+
+    @cached_property
+    def _narrow_roots(self) -> tuple[Tensor, ...]:
+        return tuple(root.float() for root in self.roots)
 
     def shifted_solve(self, noise: Tensor, x: Tensor) -> Tensor:
         """``(K + s2 I)^-1 x = Q (T + s2)^-1 Q' x`` in two Kronecker products. shape: (*batch, M, C)"""

@@ -11,14 +11,17 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
+from gpytorch_gaps.functions.warm_likelihood import WarmLikelihood
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
 from gpytorch_gaps.operators._base import as_diagonal
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
+from gpytorch_gaps.reports import LogdetReport, one_report, report_logdet, report_solve
+from gpytorch_gaps.solvers.choose import expecting
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import SumSystem
 from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.warm_start import Trail, WarmStart
 
 _DEFAULT_RANK = 1000  # of low-rank variances
 
@@ -163,6 +166,9 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
         together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
         path = self._logdet_path()
+        memory = settings.warm_start.value()
+        if memory is not None and together and not self.batch_shape and self._is_estimate(path):
+            return self._warm_inv_quad_logdet(memory, self._columns("inv_quad_rhs", inv_quad_rhs), reduce_inv_quad, path)
         if together and path == ("stochastic", "data"):
             # one run of conjugate gradients serves probes and right-hand sides
             quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
@@ -171,6 +177,50 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             value, report = self._own_logdet(path)
         report_logdet(report)
         return quad, value
+
+    def _is_estimate(self, path: tuple[str, str]) -> bool:
+        """Whether the log-determinant is found from probes."""
+        return path[0] == "stochastic"
+
+    def _warm_inv_quad_logdet(
+        self, memory: WarmStart, rhs: Tensor, reduce_inv_quad: bool | None, path: tuple[str, str]
+    ) -> tuple[Tensor, Tensor]:
+        """From where the last step ended, with its probes; by the method in force, whichever that is."""
+        with torch.no_grad():
+            probes = memory.probes(self.size(-1), rhs)
+            columns = [*rhs.detach().split(1, -1), *probes.split(1, -1)]
+            known = memory.guess(rhs)
+            guesses = [None] * len(columns) if known is None else known.split(1, -1)
+            with one_report(), expecting(len(columns)):
+                # one at a time: each stops where it is done, and a large grid's products are faster
+                found = [
+                    self._solve(column, training=True, guess=guess).mT
+                    for column, guess in zip(columns, guesses, strict=True)
+                ]
+            solutions = torch.cat(found).mT  # shape: (N, C + k), columns whole in memory
+            solution, probe_solutions = solutions.split([rhs.size(-1), probes.size(-1)], -1)
+            products = [self.wide_matmul(x.double()).mT for x in (*solution.split(1, -1), *probes.split(1, -1))]
+            image, probe_images = torch.cat(products).to(rhs.dtype).mT.split([rhs.size(-1), probes.size(-1)], -1)
+            trail = memory.follow(solutions, probe_images, probes)
+            reason = f"followed over steps, {path[1] or 'data'} side"
+            if trail is None:
+                value, report = self._own_logdet(path)
+                error = torch.zeros_like(value) if report.standard_error is None else report.standard_error
+                trail = Trail(solutions, probe_images, value, error, torch.zeros_like(probes[0]))
+                reason = f"begun, {report.reason}"
+            memory.keep(trail)
+        report_logdet(LogdetReport("stochastic", trail.value, trail.standard_error, probes.size(-1), 0, reason))
+        quad, value = WarmLikelihood.apply(
+            self.representation_tree(),
+            rhs,
+            solution,
+            image,
+            probes,
+            probe_solutions,
+            trail.value.to(rhs.dtype),
+            *self.representation(),
+        )
+        return quad.sum(-1) if reduce_inv_quad else quad, value
 
     def _own_logdet(self, path: tuple[str, str]) -> tuple[Tensor, LogdetReport]:
         """``log|K + D|``, differentiable, and how it was found."""

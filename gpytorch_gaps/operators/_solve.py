@@ -30,8 +30,12 @@ def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False, guess
         max_cholesky=linear_operator.settings.max_cholesky_size.value(),
         penalty=settings.gap_penalty.value(),
         guess=guess,
+        mixed=settings.mixed_precision.value(),
     )
     return solution
+
+
+_MAX_PASSES = 6
 
 
 @dataclass(frozen=True)
@@ -84,21 +88,20 @@ def krylov_solve(
     batch_shape: torch.Size,
     training: bool = False,
     guess: Tensor | None = None,
+    inner: torch.dtype = torch.float64,
 ) -> KrylovResult:
-    """Conjugate gradients in float64 to the tolerance in force, checked on the true residual.
+    """Conjugate gradients to the tolerance in force, checked on the true residual.
 
-    :param matmul: the product with a matrix of batch shape `batch_shape`, in float64.
+    :param matmul: the product with a matrix of batch shape `batch_shape`, in float64, and in that of `inner`.
     :param num_tridiag: how many leading columns are probes whose Lanczos matrices are wanted.
     :param guess: of the solution, to start from; not with probes.
+    :param inner: precision of the iterations without probes; what they come to is refined in float64.
     """
     started = time.perf_counter()
     wide = rhs.double().expand(*torch.broadcast_shapes(batch_shape, rhs.shape[:-2]), *rhs.shape[-2:])
     tolerance, budget = settings.tolerance_in_force(training), settings.max_iterations.value()
     norm = wide.norm(dim=-2)
     unit = torch.where(norm > 0, norm, torch.ones_like(norm))
-
-    def stop(residual: Tensor) -> bool:
-        return bool((residual.norm(dim=-2) <= 0.5 * tolerance * norm).all())
 
     left_over = getattr(getattr(precondition, "__self__", None), "left_over", math.inf)
     if guess is None and precondition is not None and left_over <= tolerance:
@@ -112,22 +115,36 @@ def krylov_solve(
             seconds = time.perf_counter() - started
             return KrylovResult(solution.to(rhs.dtype), lanczos, error, 1, seconds, tolerance)
 
-    first = wide if guess is None else wide - matmul(guess.double())
-    if guess is not None and bool((first.norm(dim=-2) <= tolerance * norm).all()):
-        solution, iterations, tridiagonal = torch.zeros_like(wide), 0, None
-    else:
-        solution, iterations, tridiagonal = conjugate_gradients(
-            matmul, first, stop=stop, max_iterations=budget, precondition=precondition, lanczos=bool(num_tridiag)
+    solution = torch.zeros_like(wide) if guess is None else guess.double()
+    residual = wide if guess is None else wide - matmul(solution)
+    iterations, tridiagonal = 0, None
+    if num_tridiag:
+        inner = torch.float64
+    for attempt in range(_MAX_PASSES):
+        size = residual.norm(dim=-2)
+        if (attempt or guess is not None) and not bool((size > tolerance * norm).any()) or iterations >= budget:
+            break
+        floor = 0.0 if inner == torch.float64 else 10 * torch.finfo(inner).eps
+
+        def stop(current: Tensor, least: Tensor = floor * size) -> bool:
+            return bool((current.norm(dim=-2) <= (0.5 * tolerance * norm).maximum(least)).all())
+
+        step, used, found = conjugate_gradients(
+            matmul,
+            residual.to(inner),
+            stop=stop,
+            max_iterations=budget - iterations,
+            precondition=precondition,
+            lanczos=bool(num_tridiag) and not attempt,
         )
-    solution = solution if guess is None else solution + guess.double()
-    residual = wide - matmul(solution)
-    if bool((residual.norm(dim=-2) > tolerance * norm).any()) and iterations < budget:
-        # the recursive residual has drifted from the true one: once more, from where we are
-        step, used, _ = conjugate_gradients(
-            matmul, residual, stop=stop, max_iterations=budget - iterations, precondition=precondition
-        )
-        solution, iterations = solution + step, iterations + used
+        tridiagonal = found if found is not None else tridiagonal
+        solution, iterations = solution + step.double(), iterations + used
         residual = wide - matmul(solution)
+        if bool((residual.norm(dim=-2) > 0.5 * size).all()):
+            # no further in this precision: the recursive residual has parted from the true one
+            if inner == torch.float64 and attempt:
+                break
+            inner = torch.float64
     # shape: (*batch, C, k, k) -> (num_tridiag, *batch, k, k)
     lanczos = None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0)
     seconds = time.perf_counter() - started

@@ -21,7 +21,7 @@ from gpytorch_gaps.kronecker.eigen import kron_eigh
 from gpytorch_gaps.logdet.choose import choose_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import same_cells
-from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
+from gpytorch_gaps.operators._logdet import logdet_by, whitened, whitened_logdet
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import solve_in_force
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -201,6 +201,9 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             max_iterations=settings.max_iterations.value(),
             max_cholesky=math.inf if dense else linear_operator.settings.max_cholesky_size.value(),
         )
+
+    def _is_estimate(self, path: tuple[str, str]) -> bool:
+        return super()._is_estimate(whitened(self)._logdet_path() if path[0] == "product" else path)
 
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
         return whitened_logdet(self) if method == "product" else logdet_by(self, method, side)

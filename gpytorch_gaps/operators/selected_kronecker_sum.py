@@ -186,7 +186,9 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         else:
             preconditioner = system.preconditioner(plan.ranks) if plan.rank else None
             precondition = None if preconditioner is None else preconditioner.solve
-            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training, guess)
+            narrow = settings.mixed_precision.value() or self.dtype == torch.float32
+            inner = torch.float32 if narrow else torch.float64
+            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training, guess, inner)
         flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
         report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
         return result.solution

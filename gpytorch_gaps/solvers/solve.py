@@ -48,11 +48,12 @@ def solve_system(
     max_cholesky: float = 800,
     penalty: float | None = None,
     guess: Tensor | None = None,
+    mixed: bool = False,
 ) -> tuple[Tensor, SolveReport]:
     """``a`` with ``(W K W' + D) a = rhs``, to a relative residual of `tolerance` in every column.
 
-    float32 systems are iterated in float32 and refined in float64; where float32 cannot contract, in float64
-    altogether.
+    float32 systems are iterated in float32 and refined in float64, with `mixed` float64 ones too; where float32 cannot
+    contract, in float64 altogether.
 
     :param rhs: shape (*batch, N, C).
     :param guess: of ``a``, to start from. shape (*batch, N, C).
@@ -87,7 +88,7 @@ def solve_system(
         )
         report_solve(report, "")
         return (guess * scale / roots).to(dtype), report
-    inner = torch.float32 if system.dtype == torch.float32 else torch.float64
+    inner = torch.float32 if mixed or system.dtype == torch.float32 else torch.float64
     if method == "auto":
         plans = choose_plans(system, planned_columns(columns), tolerance, max_iterations, max_cholesky, start)
     else:

@@ -41,6 +41,7 @@ class KroneckerTerm:
         self.factors = [factor.detach().double() for factor in factors]
         self.shape = tuple(factor.size(-1) for factor in self.factors)
         self._shared = shared
+        self._narrow: list[Tensor] | None = None  # the factors in float32, once asked for
 
     @property
     def eigen(self) -> KroneckerEigen:
@@ -54,9 +55,15 @@ class KroneckerTerm:
         return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
-        """``K x`` on the whole grid, in float64. shape: (*batch, M, C)"""
+        """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
         thin = if_thin(self._shared.get("eigen"))
-        return kron_matmul(self.factors, grid) if thin is None else thin.matmul(grid)
+        if thin is not None:
+            return thin.matmul(grid)
+        if grid.dtype == torch.float64:
+            return kron_matmul(self.factors, grid)
+        if self._narrow is None:
+            self._narrow = [factor.to(grid.dtype) for factor in self.factors]
+        return kron_matmul(self._narrow, grid)
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
@@ -118,13 +125,15 @@ class SumSystem:
         return sum(term.product_flops for term in self.terms) + self._other_flops
 
     def matmul(self, x: Tensor) -> Tensor:
-        """The product with the whole matrix, in float64. shape: (*batch, N, C)"""
-        image = self.diagonal.unsqueeze(-1) * x
+        """The product with the whole matrix, in the precision of x. shape: (*batch, N, C)"""
+        image = self.diagonal.unsqueeze(-1).to(x.dtype) * x
         if self.terms:
             grid = spread_cells(x, self.index, math.prod(self.terms[0].shape))
-            for term in self.terms:
-                image = image + select_cells(term.matmul(grid), self.index)
-        return image if self._other_matmul is None else image + self._other_matmul(x)
+            total = self.terms[0].matmul(grid)
+            for term in self.terms[1:]:
+                total = total + term.matmul(grid)
+            image = image + select_cells(total, self.index)
+        return image if self._other_matmul is None else image + self._other_matmul(x.double()).to(x.dtype)
 
     @cached_property
     def cholesky(self) -> Tensor:

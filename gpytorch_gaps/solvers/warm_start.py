@@ -1,0 +1,98 @@
+"""What one training step hands to the next: solutions to start from, and probes that stay the same.
+
+With probes z held fixed, ``u = A^-1 z`` moves as little as A does, so that conjugate gradients start close to their
+end; and the loss is a smooth function of the hyperparameters, not a new draw at every step. Gradients need no more
+than these solves, ``d log|A| = tr(A^-1 dA) ~ mean_j u_j' dA z_j``, but a solve from a guess gives no Lanczos matrix
+and with it no log-determinant. That is followed from step to step instead, by the trapezoidal rule along the path
+from A to B = A + dA,
+
+    log|B| - log|A|  ~  1/2 mean_j (u_j' B z_j - v_j' A z_j),     A u_j = z_j,  B v_j = z_j
+
+in which ``u_j' A z_j = v_j' B z_j = z_j' z_j`` cancel. For B = c A it gives N sinh(log c) in place of N log c: a step
+that changes A by a tenth is off by a sixth of a percent of its change.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LONGEST_STEP = 0.2  # nats an observation: a longer one is not followed but begun anew, its value being 0.7 % off
+
+
+@dataclass
+class Trail:
+    """The last step on one set of observations. Never differentiated."""
+
+    solutions: Tensor  # of right-hand sides, then probes, shape (N, C + k)
+    images: Tensor  # A z, shape (N, k)
+    start: Tensor  # the log-determinant where the trail begins
+    start_error: Tensor  # its standard error
+    followed: Tensor  # what each probe has seen it change by since, shape (k,)
+
+    @property
+    def value(self) -> Tensor:
+        return self.start + self.followed.mean()
+
+    @property
+    def standard_error(self) -> Tensor:
+        own = self.followed.std() / len(self.followed) ** 0.5 if len(self.followed) > 1 else self.followed.abs().mean()
+        return torch.hypot(self.start_error, own)
+
+
+class WarmStart:
+    """Probes, and the last solutions for them, of every set of observations that was trained on.
+
+    :param num_probes: k. The gradient of the log-determinant in a direction that T effective degrees of freedom speak
+        for is off by about ``sqrt(2 / (k T))`` of its size: four serve a hundred thousand observations as well as the
+        data themselves determine their hyperparameters.
+    :param seed: of the probes, which are signs.
+    """
+
+    def __init__(self, num_probes: int = 4, seed: int = 0) -> None:
+        if not isinstance(num_probes, int) or isinstance(num_probes, bool) or num_probes < 1:
+            raise ValueError(f"WarmStart: num_probes: got {num_probes!r}, expected an integer, at least 1")
+        self.num_probes, self.seed = num_probes, seed
+        self._trails: dict[int, Trail] = {}
+
+    def probes(self, rows: int, like: Tensor) -> Tensor:
+        """Random signs, the same whenever asked. shape: (N, k)"""
+        generator = torch.Generator().manual_seed(self.seed)
+        signs = torch.randint(0, 2, (self.num_probes, rows), generator=generator, dtype=torch.int8)
+        return signs.to(like.device).to(like.dtype).mul_(2.0).sub_(1.0).mT  # columns that are whole in memory
+
+    def guess(self, rhs: Tensor) -> Tensor | None:
+        """Solutions of the last step for as many observations and right-hand sides. shape: (N, C + k)"""
+        trail = self._trails.get(rhs.size(-2))
+        if trail is None or trail.solutions.size(-1) != rhs.size(-1) + self.num_probes:
+            return None
+        same = trail.solutions.dtype == rhs.dtype and trail.solutions.device == rhs.device
+        return trail.solutions if same else None
+
+    def follow(self, solutions: Tensor, images: Tensor, probes: Tensor) -> Trail | None:
+        """The trail with one more step; None where there is none, or the step is too long to be followed."""
+        rows, count = probes.shape
+        trail = self._trails.get(rows)
+        if trail is None or trail.images.shape != images.shape or trail.solutions.shape != solutions.shape:
+            return None
+        before, after = trail.solutions[:, -count:], solutions[:, -count:]
+        step = 0.5 * ((before * images).sum(0) - (after * trail.images).sum(0))
+        if not bool(step.abs().mean() <= LONGEST_STEP * rows):
+            return None
+        return Trail(solutions, images, trail.start, trail.start_error, trail.followed + step)
+
+    def keep(self, trail: Trail) -> None:
+        self._trails[trail.solutions.size(0)] = trail
+
+    def forget(self) -> None:
+        """Starts anew: from zero, with a log-determinant estimated afresh."""
+        self._trails.clear()
+
+    # -- as plain data, for checkpoints ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, object]:
+        return {"num_probes": self.num_probes, "seed": self.seed, "trails": [vars(t) for t in self._trails.values()]}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.num_probes, self.seed = state["num_probes"], state["seed"]
+        self._trails = {t["solutions"].size(0): Trail(**t) for t in state["trails"]}
