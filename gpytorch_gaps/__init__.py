@@ -1,6 +1,6 @@
 """Exact Gaussian processes on grids with gaps, as a GPyTorch plugin."""
 
-from gpytorch_gaps import operators, preconditioners, settings
+from gpytorch_gaps import datasets, operators, preconditioners, settings
 from gpytorch_gaps.data import from_array, from_points, from_xarray
 from gpytorch_gaps.fit import fit
 from gpytorch_gaps.grid import CartesianGrid
@@ -19,6 +19,7 @@ from gpytorch_gaps.reports import (
 )
 from gpytorch_gaps.sampling import sample_posterior
 from gpytorch_gaps.score import Score, leave_out, score
+from gpytorch_gaps.solvers.warm_start import WarmStart
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,8 @@ __all__ = [
     "Score",
     "SolveReport",
     "VarianceReport",
+    "WarmStart",
+    "datasets",
     "fit",
     "from_array",
     "from_points",

@@ -82,6 +82,7 @@ def _problem(run: Any) -> dict[str, Any]:
         "parameters": {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' fixed'}" for name, p in named},
         "fixed values (parameters, bounds, priors, grid, known noise)": digest(*fixed),
         "objective": type(run.mll).__name__,
+        "warm start": str(run.memory),
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
         "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
         "options of the optimizer": {name: str(value) for name, value in optimizer.defaults.items()},

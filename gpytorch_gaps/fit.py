@@ -24,6 +24,7 @@ from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.run import Run
+from gpytorch_gaps.solvers.warm_start import WarmStart
 
 PLATEAU_WINDOW = 5
 """Losses averaged before they are compared, so that neither Adam's overshoot nor noisy log-determinants end a run."""
@@ -41,6 +42,7 @@ def fit(
     patience: int | None = 20,
     min_improvement: float = 0.1,
     mll: MarginalLogLikelihood | None = None,
+    warm_start: bool | WarmStart = False,
 ) -> History:
     """Maximises the log marginal likelihood of `model` over its parameters that require a gradient.
 
@@ -61,10 +63,13 @@ def fit(
     :param patience: stops after so many steps without improvement of the mean of the last five losses by
         `min_improvement` nats (all observations together, not per observation); None never stops early.
     :param mll: maximised in place of ``ExactMarginalLogLikelihood(model.likelihood, model)``.
+    :param warm_start: for 10^5 observations and more: solves start from those of the step before, with the same probes
+        at every step, to a loose tolerance; a :class:`WarmStart` says how many and how loose. Where log-determinants
+        are exact it changes nothing.
     """
     _check_numbers(steps, lr, checkpoint_every, patience, min_improvement)
     mll = _checked_mll(model, mll)
-    run = Run(model, mll, _make_optimizer(model, optimizer, lr))
+    run = Run(model, mll, _make_optimizer(model, optimizer, lr), _make_memory(warm_start))
     plateau = _Plateau(patience, min_improvement)
     file = None if checkpoint is None else Checkpoint(Path(checkpoint), run)
     if file is not None:
@@ -161,6 +166,12 @@ def _make_optimizer(model: ExactGP, given: Optimizer | Callable[..., Optimizer] 
     if foreign:
         _refuse("optimizer", f"one of {foreign} parameters that are not the model's", "one of the model's own only")
     return given
+
+
+def _make_memory(given: bool | WarmStart) -> WarmStart | None:
+    if not isinstance(given, bool | WarmStart):
+        _refuse("warm_start", repr(given), "True, False or a WarmStart")
+    return WarmStart() if given is True else given or None
 
 
 def _check_numbers(steps: Any, lr: Any, checkpoint_every: Any, patience: Any, min_improvement: Any) -> None:

@@ -25,6 +25,10 @@ class History:
     standard_error: list[float | None] = field(default_factory=list)
     """Of the log-determinant, per observation; 0 where it is exact, None where it is biased or not reported."""
     seconds: list[float] = field(default_factory=list)
+    solve_seconds: list[float] = field(default_factory=list)
+    """Of these, in solves that were reported."""
+    gradient_seconds: list[float] = field(default_factory=list)
+    """Of these, in the backward pass."""
     num_observations: int = 0
     """Of each GP: ``loss * num_observations`` is in nats."""
     stopped: str = ""

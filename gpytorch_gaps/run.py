@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -13,19 +13,24 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.reports import SolveRecord, record_solves
+from gpytorch_gaps.solvers.warm_start import WarmStart
 
 
 class Run:
     """A fit under way: its steps, and the states to which it can be put back."""
 
-    def __init__(self, model: ExactGP, mll: MarginalLogLikelihood, optimizer: Optimizer) -> None:
-        self.model, self.mll, self.optimizer = model, mll, optimizer
+    def __init__(
+        self, model: ExactGP, mll: MarginalLogLikelihood, optimizer: Optimizer, memory: WarmStart | None = None
+    ) -> None:
+        self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
         self.history = History()
         self._losses: list[float] = []  # of every evaluation in this step
         self._records: list[SolveRecord] = []  # likewise
+        self._gradient_seconds = 0.0  # likewise
         self.begin()
 
     def begin(self) -> None:
@@ -37,6 +42,7 @@ class Run:
         noise = _mean_noise(self.model.likelihood)
         self._records.clear()
         self._losses.clear()
+        self._gradient_seconds = 0.0
         self.optimizer.step(self._evaluate)  # type: ignore[arg-type]  # annotated as float, but documented as Tensor
         if not self._losses:
             came, expected = "one that never evaluates the loss", "one whose step(closure) calls the closure"
@@ -52,6 +58,8 @@ class Run:
         error = logdet_error(self._records[0])
         history.standard_error.append(None if error is None else error / history.num_observations)
         history.seconds.append(time.perf_counter() - started)
+        history.solve_seconds.append(sum(solve.seconds for record in self._records for solve in record))
+        history.gradient_seconds.append(self._gradient_seconds)
         history.loss.append(self._losses[0])
         self.now = self.snapshot()
 
@@ -59,13 +67,15 @@ class Run:
         """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
         self.model.zero_grad()
         try:
-            with record_solves() as record:
+            with record_solves() as record, self._remembering():
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 if not loss.isfinite():
                     self._fail(f"the loss is {loss.item()}")
                 self.last_finite = self.now  # later evaluations of a step fall back to its first
+                started = time.perf_counter()
                 loss.backward()
+                self._gradient_seconds += time.perf_counter() - started
         except (NanError, NotPSDError) as error:
             self._fail(f"the covariance cannot be factorized: {error}", error)
         self._losses.append(loss.item())
@@ -74,6 +84,9 @@ class Run:
         gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         self._refuse_non_finite("gradients", gradients)
         return loss.detach()
+
+    def _remembering(self) -> AbstractContextManager:
+        return nullcontext() if self.memory is None else settings.warm_start(self.memory)
 
     def latest(self) -> dict[str, Any]:
         """The last step in a few words, for the bar."""
@@ -86,7 +99,9 @@ class Run:
     def snapshot(self) -> dict[str, Any]:
         """Copies of all that the next step depends on."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        remembered = {} if self.memory is None else {"warm_start": self.memory.state_dict()}
         return {
+            **remembered,
             "step": len(self.history),
             "model": copy.deepcopy(self.model.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -97,6 +112,8 @@ class Run:
         """All but the random state, which is the user's unless a checkpoint is resumed."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.memory is not None:
+            self.memory.load_state_dict(state["warm_start"])
 
     def fall_back(self, file: Checkpoint | None) -> None:
         """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""

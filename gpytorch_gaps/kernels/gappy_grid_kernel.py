@@ -215,11 +215,20 @@ def _check_all_codes(kernels: Any, axes: Sequence[Tensor]) -> None:
 
 
 def _check_codes(name: str, kernel: Kernel, points: Tensor) -> None:
-    """An IndexKernel cuts its inputs down to integers: 0.5 would silently be output 0."""
-    for module in kernel.modules():
-        if isinstance(module, IndexKernel):
-            tasks = module.covar_factor.size(-2)
-            wrong = (points != points.round()) | (points < 0) | (points >= tasks)
-            if bool(wrong.any()):
-                value = points[wrong][0].item()
-                raise ValueError(f"{name}: got {value:g}, expected the codes 0 to {tasks - 1} of its IndexKernel")
+    """An IndexKernel cuts its inputs down to integers: 0.5 would silently be output 0.
+
+    Only the columns that reach it count: kernels inside others may each look at their own.
+    """
+    points = points.unsqueeze(-1) if points.dim() == 1 else points
+    if kernel.active_dims is not None:
+        points = points.index_select(-1, kernel.active_dims.to(points.device))
+    if isinstance(kernel, IndexKernel):
+        tasks = kernel.covar_factor.size(-2)
+        wrong = (points != points.round()) | (points < 0) | (points >= tasks)
+        if bool(wrong.any()):
+            value = points[wrong][0].item()
+            raise ValueError(f"{name}: got {value:g}, expected the codes 0 to {tasks - 1} of its IndexKernel")
+    inside = [part for child in kernel.children() for part in (child if isinstance(child, torch.nn.ModuleList) else [child])]
+    for child in inside:
+        if isinstance(child, Kernel):
+            _check_codes(name, child, points)

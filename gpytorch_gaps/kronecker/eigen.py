@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.lowrank import eigh_of_smooth
-from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import product_at, ravel
 
 ROUNDING = 1e-13  # of the largest eigenvalue: what a positive semi-definite kernel may be below zero by
@@ -48,7 +48,7 @@ class KroneckerEigen:
     def to(self, dtype: torch.dtype) -> "KroneckerEigen":
         if dtype == self.vectors[0].dtype:
             return self
-        vectors, values = tuple(q.to(dtype) for q in self.vectors), tuple(t.to(dtype) for t in self.values)
+        vectors, values = tuple(narrowed(q, dtype) for q in self.vectors), tuple(t.to(dtype) for t in self.values)
         return KroneckerEigen(vectors, values, self.negative)
 
     @cached_property
@@ -86,7 +86,7 @@ class KroneckerEigen:
 
     @cached_property
     def _narrow_roots(self) -> tuple[Tensor, ...]:
-        return tuple(root.float() for root in self.roots)
+        return tuple(narrowed(root, torch.float32) for root in self.roots)
 
     def shifted_solve(self, noise: Tensor, x: Tensor) -> Tensor:
         """``(K + s2 I)^-1 x = Q (T + s2)^-1 Q' x`` in two Kronecker products. shape: (*batch, M, C)"""

@@ -102,7 +102,10 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             return self._solve_own(rhs, training, guess)
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
         system = self._system()
-        result = krylov_solve(system.matmul, rhs, preconditioner, num_tridiag, self.batch_shape, training=True)
+        inner = torch.float32 if settings.mixed_precision.value() else torch.float64
+        result = krylov_solve(
+            system.matmul, rhs, preconditioner, num_tridiag, self.batch_shape, training=True, inner=inner
+        )
         assert result.lanczos is not None
         probes = system.probes
         probes.estimates, probes.iterations = log_quadrature(result.lanczos, self.size(-1)), result.iterations
@@ -191,7 +194,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             columns = [*rhs.detach().split(1, -1), *probes.split(1, -1)]
             known = memory.guess(rhs)
             guesses = [None] * len(columns) if known is None else known.split(1, -1)
-            with one_report(), expecting(len(columns)):
+            start = 1.0 if known is None else self._relative_residual(columns[-1], known[:, -1:])
+            with one_report(), expecting(len(columns)), memory.lending(self._system()), memory.aiming(start):
                 # one at a time: each stops where it is done, and a large grid's products are faster
                 found = [
                     self._solve(column, training=True, guess=guess).mT
@@ -204,7 +208,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             trail = memory.follow(solutions, probe_images, probes)
             reason = f"followed over steps, {path[1] or 'data'} side"
             if trail is None:
-                value, report = self._own_logdet(path)
+                with linear_operator.settings.num_trace_samples(memory.num_probes):
+                    value, report = self._own_logdet(path)
                 error = torch.zeros_like(value) if report.standard_error is None else report.standard_error
                 trail = Trail(solutions, probe_images, value, error, torch.zeros_like(probes[0]))
                 reason = f"begun, {report.reason}"
@@ -221,6 +226,11 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             *self.representation(),
         )
         return quad.sum(-1) if reduce_inv_quad else quad, value
+
+    def _relative_residual(self, rhs: Tensor, solution: Tensor) -> float:
+        """Of one column. shape: (N, 1)"""
+        wide = rhs.double()
+        return float((wide - self.wide_matmul(solution.double())).norm() / wide.norm())
 
     def _own_logdet(self, path: tuple[str, str]) -> tuple[Tensor, LogdetReport]:
         """``log|K + D|``, differentiable, and how it was found."""

@@ -177,6 +177,9 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             guess, start = (guess, start) if start < 1.0 else (None, 1.0)
         if start <= settings.tolerance_in_force(training):
             plan = SumPlan("ignore", reason="the guess is a solution")
+        elif system.loan is not None:
+            reason = f"a preconditioner set up for a matrix like it, from {start:.1e}"
+            plan = SumPlan("ignore", system.loan.rank, reason=reason)
         else:
             plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
             if start < 1.0 and plan.method == "ignore":
@@ -184,7 +187,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training)
         else:
-            preconditioner = system.preconditioner(plan.ranks) if plan.rank else None
+            preconditioner = system.preconditioner_of_solves(plan.ranks) if plan.rank else None
             precondition = None if preconditioner is None else preconditioner.solve
             narrow = settings.mixed_precision.value() or self.dtype == torch.float32
             inner = torch.float32 if narrow else torch.float64
@@ -218,7 +221,10 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         root = kernel.root()
         operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype, root)
         wide_root = None if root is None else root.double()
-        logdet = preconditioner.logdet(coefficients, self._noise_diagonal().double(), wide_root)
+        if torch.is_grad_enabled():
+            logdet = preconditioner.logdet(coefficients, self._noise_diagonal().double(), wide_root)
+        else:
+            logdet = preconditioner.logdet()  # no second Gram matrix
         return preconditioner.solve, operator, logdet.to(self.dtype)
 
     def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:

@@ -15,7 +15,7 @@ of the calls, and in place.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import linear_operator
@@ -98,6 +98,8 @@ class Descent:
         self.residual, self.solution = residual, solution
         self._direction: Tensor | None = None
         self._inner = residual.new_zeros(())
+        self.steps: list[Tensor] = []  # alpha_k
+        self.ratios: list[Tensor] = []  # beta_k
 
     def step(self) -> None:
         preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
@@ -106,11 +108,14 @@ class Descent:
             own = preconditioned.data_ptr() != self.residual.data_ptr()
             self._direction = preconditioned if own else preconditioned.clone()
         else:
-            self._direction.mul_(_quotient(inner, self._inner)).add_(preconditioned)
+            ratio = _quotient(inner, self._inner)
+            self.ratios.append(ratio)
+            self._direction.mul_(ratio).add_(preconditioned)
         self._inner = inner
         image = self._matmul(self._direction)
         curvature = torch.dot(self._direction.view(-1), image.reshape(-1))
         length = _quotient(inner, curvature)
+        self.steps.append(length)
         self.solution.addcmul_(self._direction, length)
         self.residual.addcmul_(image, length, value=-1.0)
 
@@ -131,8 +136,8 @@ def conjugate_gradients(
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
-    if rhs.numel() == rhs.size(-2) >= _IN_PLACE and not lanczos:
-        return *_descend(matmul, rhs, stop, max_iterations, precondition), None
+    if rhs.numel() == rhs.size(-2) >= _IN_PLACE:
+        return _descend(matmul, rhs, stop, max_iterations, precondition, lanczos)
     largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
     largest = largest.masked_fill(largest == 0, 1.0)
     scale = (rhs / largest).norm(dim=-2, keepdim=True) * largest
@@ -152,12 +157,18 @@ def conjugate_gradients(
             preconditioner=listener.preconditioned,
         )
     listener.bar.close()
-    return solution * scale, listener.iterations, _tridiagonal(listener) if lanczos else None
+    tridiagonal = _tridiagonal(listener.steps, listener.ratios) if lanczos else None
+    return solution * scale, listener.iterations, tridiagonal
 
 
 def _descend(
-    matmul: Closure, rhs: Tensor, stop: Callable[[Tensor], bool], max_iterations: int, precondition: Closure | None
-) -> tuple[Tensor, int]:
+    matmul: Closure,
+    rhs: Tensor,
+    stop: Callable[[Tensor], bool],
+    max_iterations: int,
+    precondition: Closure | None,
+    lanczos: bool,
+) -> tuple[Tensor, int, Tensor | None]:
     """One column, in units in which squares neither under- nor overflow."""
     scale = float(rhs.abs().amax())
     scale = 1.0 if scale == 0.0 or 1e-12 < scale < 1e12 else scale
@@ -171,17 +182,22 @@ def _descend(
         if stop(descent.residual if scale == 1.0 else descent.residual * scale):
             break
     bar.close()
-    return descent.solution.mul_(scale), iterations
+    tridiagonal = None
+    if lanczos:
+        shape = (*rhs.shape[:-2], 1)
+        coefficients = ([number.double().reshape(shape) for number in own] for own in (descent.steps, descent.ratios))
+        tridiagonal = _tridiagonal(*coefficients)
+    return descent.solution.mul_(scale), iterations, tridiagonal
 
 
-def _tridiagonal(listener: _Listener) -> Tensor:
+def _tridiagonal(all_steps: Sequence[Tensor], all_ratios: Sequence[Tensor]) -> Tensor:
     """``T[k, k] = 1/alpha_k + beta_{k-1}/alpha_{k-1}``, ``T[k, k-1] = sqrt(beta_{k-1}) / alpha_{k-1}``.
 
     A column that converged early has steps of zero: its matrix goes on as the identity, decoupled, and carries no
     weight.
     """
-    steps = torch.stack(listener.steps, -1)  # shape: (*batch, C, k)
-    ratios = torch.stack(listener.ratios[: steps.size(-1) - 1], -1) if steps.size(-1) > 1 else steps[..., :0]
+    steps = torch.stack(list(all_steps), -1)  # shape: (*batch, C, k)
+    ratios = torch.stack(list(all_ratios[: steps.size(-1) - 1]), -1) if steps.size(-1) > 1 else steps[..., :0]
     ended = (steps <= 0).cumsum(-1) > 0
     inverse = torch.where(ended, torch.ones_like(steps), 1.0 / steps.masked_fill(ended, 1.0))
     coupled = torch.where(ended[..., 1:], torch.zeros_like(ratios), ratios)

@@ -27,8 +27,8 @@ class Ignore:
             self._cholesky = psd_safe_cholesky(system.dense())
             self.flops += system.num_train**3 / 3.0
         elif rank:
-            is_new = not system.is_set_up("eigen", rank)
-            self._preconditioner = system.eigen_preconditioner(rank)
+            is_new = system.loan is None and not system.is_set_up("eigen", rank)
+            self._preconditioner = system.preconditioner_of_solves(rank)
             self.flops += self._preconditioner.setup_flops if is_new else 0.0
 
     def start(self, guess: Tensor | None) -> Tensor:

@@ -23,7 +23,7 @@ from gpytorch_gaps.kronecker.eigen import (
     largest_left_out,
     leading_products,
 )
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
 from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations, quicker, still_needed
@@ -62,7 +62,7 @@ class KroneckerTerm:
         if grid.dtype == torch.float64:
             return kron_matmul(self.factors, grid)
         if self._narrow is None:
-            self._narrow = [factor.to(grid.dtype) for factor in self.factors]
+            self._narrow = [narrowed(factor, grid.dtype) for factor in self.factors]
         return kron_matmul(self._narrow, grid)
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
@@ -117,6 +117,8 @@ class SumSystem:
         self.diagonal = diagonal.detach().double()
         self.num_train = diagonal.size(-1)
         self.probes = Probes()
+        self.loan: LowRankPreconditioner | None = None  # for solves; log-determinants need their own
+        self.last_preconditioner: LowRankPreconditioner | None = None
         self._preconditioners: dict[tuple[int, ...], LowRankPreconditioner] = {}
         self._found: dict[int | None, list[tuple[SumPlan, float, float]]] = {}
 
@@ -134,6 +136,17 @@ class SumSystem:
                 total = total + term.matmul(grid)
             image = image + select_cells(total, self.index)
         return image if self._other_matmul is None else image + self._other_matmul(x.double()).to(x.dtype)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that the matrix is made of, but for terms that are no Kronecker products."""
+        return *(factor for term in self.terms for factor in term.factors), self.diagonal
+
+    def preconditioner_of_solves(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
+        """The one on loan, if there is one; else of these ranks."""
+        if self.loan is not None:
+            return self.loan
+        self.last_preconditioner = self.preconditioner(ranks)
+        return self.last_preconditioner
 
     @cached_property
     def cholesky(self) -> Tensor:

@@ -24,9 +24,10 @@ from gpytorch_gaps.kronecker.eigen import (
     largest_left_out,
     leading_products,
 )
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.rates import Rates, rates_of
 
 _NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
@@ -78,6 +79,8 @@ class GapSystem:
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
         self._shared: dict[str, KroneckerEigen] = {} if shared is None or axis_noise is not None else shared
         self._made: dict[Hashable, Any] = {}
+        self.loan: LowRankPreconditioner | None = None  # for solves; log-determinants need their own
+        self.last_preconditioner: LowRankPreconditioner | None = None
         self.probes = Probes()
 
     # -- sizes -------------------------------------------------------------------------------------------------------
@@ -162,7 +165,7 @@ class GapSystem:
 
     def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
         if dtype not in self._factors:
-            self._factors[dtype] = tuple(factor.to(dtype) for factor in self._factors[torch.float64])
+            self._factors[dtype] = tuple(narrowed(f, dtype) for f in self._factors[torch.float64])
         return self._factors[dtype]
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
@@ -287,6 +290,17 @@ class GapSystem:
 
     def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
         return self.once(("eigen", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank))
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that the matrix is made of."""
+        return *self.factors(), self.noise
+
+    def preconditioner_of_solves(self, rank: int) -> LowRankPreconditioner:
+        """The one on loan, if there is one; else of this rank."""
+        if self.loan is not None:
+            return self.loan
+        self.last_preconditioner = self.eigen_preconditioner(rank)
+        return self.last_preconditioner
 
     def shifted_preconditioner(self, rank: int) -> ShiftedEigenPreconditioner:
         return self.once(

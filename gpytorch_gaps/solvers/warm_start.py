@@ -12,11 +12,19 @@ in which ``u_j' A z_j = v_j' B z_j = z_j' z_j`` cancel. For B = c A it gives N s
 that changes A by a tenth is off by a sixth of a percent of its change.
 """
 
+import copy
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
+REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
 LONGEST_STEP = 0.2  # nats an observation: a longer one is not followed but begun anew, its value being 0.7 % off
 
 
@@ -40,20 +48,73 @@ class Trail:
         return torch.hypot(self.start_error, own)
 
 
+@dataclass
+class Loan:
+    """A preconditioner, and the factors and noise that it was set up for. Close to these, it serves others too."""
+
+    preconditioner: Any
+    of: tuple[Tensor, ...]
+
+    def serves(self, parts: Sequence[Tensor]) -> bool:
+        if len(parts) != len(self.of) or any(a.shape != b.shape for a, b in zip(parts, self.of, strict=True)):
+            return False
+        changes = [(a - b).norm() / b.norm() for a, b in zip(parts, self.of, strict=True)]
+        return bool(torch.stack(changes).max() <= MOVED)
+
+
 class WarmStart:
     """Probes, and the last solutions for them, of every set of observations that was trained on.
 
     :param num_probes: k. The gradient of the log-determinant in a direction that T effective degrees of freedom speak
         for is off by about ``sqrt(2 / (k T))`` of its size: four serve a hundred thousand observations as well as the
         data themselves determine their hyperparameters.
+    :param tolerance: relative residual of every solve once the hyperparameters have settled; of the original system
+        whatever the method, in place of ``settings.train_tolerance``. While they still move, three tenths of the
+        residual that the last step's solutions leave are enough: what remains is gone through in the steps to come.
+    :param loosest: relative residual of every solve while they move, at most.
     :param seed: of the probes, which are signs.
     """
 
-    def __init__(self, num_probes: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self, num_probes: int = 4, tolerance: float = 1e-2, *, loosest: float = 0.1, seed: int = 0
+    ) -> None:
         if not isinstance(num_probes, int) or isinstance(num_probes, bool) or num_probes < 1:
             raise ValueError(f"WarmStart: num_probes: got {num_probes!r}, expected an integer, at least 1")
-        self.num_probes, self.seed = num_probes, seed
+        for name, value in (("tolerance", tolerance), ("loosest", loosest)):
+            if not isinstance(value, numbers.Real) or not 0.0 < value < 1.0:
+                raise ValueError(f"WarmStart: {name}: got {value!r}, expected a number between 0 and 1")
+        self.loosest = float(loosest)
+        self.num_probes, self.tolerance, self.seed = num_probes, float(tolerance), seed
+        self.tolerance_now = self.tolerance
         self._trails: dict[int, Trail] = {}
+        self._loans: dict[int, Loan] = {}
+
+    @contextmanager
+    def aiming(self, start: float) -> Iterator[None]:
+        """Has solves that begin with a relative residual of `start` stop where that is enough."""
+        self.tolerance_now = max(self.tolerance, min(self.loosest, REDUCTION * start))
+        try:
+            yield
+        finally:
+            self.tolerance_now = self.tolerance
+
+    @contextmanager
+    def lending(self, system: Any) -> Iterator[None]:
+        """Has a system precondition with what was set up for one like it, if its hyperparameters are still close.
+
+        What it sets up itself is remembered for the next.
+        """
+        loan = self._loans.get(system.num_train)
+        if loan is not None and loan.serves(system.parts()):
+            system.loan = loan.preconditioner
+        try:
+            yield
+        finally:
+            if system.loan is None and system.last_preconditioner is not None:
+                kept = copy.copy(system.last_preconditioner)
+                kept.left_over = math.inf  # of another matrix, nothing is known
+                self._loans[system.num_train] = Loan(kept, system.parts())
+            system.loan = None
 
     def probes(self, rows: int, like: Tensor) -> Tensor:
         """Random signs, the same whenever asked. shape: (N, k)"""
@@ -87,12 +148,15 @@ class WarmStart:
     def forget(self) -> None:
         """Starts anew: from zero, with a log-determinant estimated afresh."""
         self._trails.clear()
+        self._loans.clear()
 
     # -- as plain data, for checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        return {"num_probes": self.num_probes, "seed": self.seed, "trails": [vars(t) for t in self._trails.values()]}
+        return {"trails": [dict(vars(trail)) for trail in self._trails.values()]}
 
     def load_state_dict(self, state: dict) -> None:
-        self.num_probes, self.seed = state["num_probes"], state["seed"]
-        self._trails = {t["solutions"].size(0): Trail(**t) for t in state["trails"]}
+        self._trails = {trail["solutions"].size(0): Trail(**trail) for trail in state["trails"]}
+
+    def __str__(self) -> str:
+        return f"{self.num_probes} probes of seed {self.seed}, to {self.tolerance:g}"

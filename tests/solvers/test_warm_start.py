@@ -1,0 +1,392 @@
+"""What one training step hands to the next, against dense float64: probes, the trail, and preconditioners on loan."""
+
+import math
+
+import pytest
+import torch
+
+from gpytorch_gaps import WarmStart, settings
+from gpytorch_gaps.operators import SelectedKroneckerOperator
+from gpytorch_gaps.solvers.solve import solve_system
+from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.warm_start import MOVED, REDUCTION, Trail
+from tests import _dense as dense
+
+LIKE = torch.zeros((), dtype=torch.float64)
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_probes_are_signs_the_same_whenever_asked(dtype):
+    like = torch.zeros((), dtype=dtype)
+    memory, before = WarmStart(num_probes=5), torch.get_rng_state()
+    probes = memory.probes(4000, like)
+    assert probes.shape == (4000, 5)
+    assert probes.dtype == dtype
+    assert torch.equal(probes.abs(), torch.ones_like(probes))
+    assert torch.equal(probes, memory.probes(4000, like))
+    assert torch.equal(probes, WarmStart(num_probes=5).probes(4000, like))
+    assert torch.equal(torch.get_rng_state(), before)
+    # neither constant, nor alike: five standard deviations of means of independent signs
+    assert float(probes.mean(0).abs().max()) < 5 / 4000**0.5
+    assert float((probes.mT @ probes / 4000 - torch.eye(5, dtype=dtype)).abs().max()) < 5 / 4000**0.5
+    assert probes.mT.is_contiguous()
+
+
+def test_another_seed_is_another_draw_and_more_probes_begin_with_the_same():
+    first = WarmStart(num_probes=3).probes(100, LIKE)
+    assert not torch.equal(first, WarmStart(num_probes=3, seed=1).probes(100, LIKE))
+    assert torch.equal(first, WarmStart(num_probes=6).probes(100, LIKE)[:, :3])
+
+
+# -- the trail ---------------------------------------------------------------------------------------------------------
+
+
+def a_trail(matrix, rhs, probes, start=0.0, error=0.0):
+    solutions = torch.linalg.solve(matrix, torch.cat([rhs, probes], -1))
+    zeros = torch.zeros_like(probes[0])
+    return Trail(solutions, matrix @ probes, torch.tensor(start), torch.tensor(error), zeros)
+
+
+def test_value_and_standard_error():
+    followed = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
+    trail = Trail(LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
+    assert float(trail.value) == pytest.approx(13.0)
+    # mean 3; squares of the deviations 4 + 1 + 9, over n - 1, over n
+    assert float(trail.standard_error) == pytest.approx(math.hypot(3.0, math.sqrt(14.0 / 2.0 / 3.0)))
+
+
+def test_one_probe_knows_no_spread_and_states_the_whole_change():
+    trail = Trail(LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
+    assert float(trail.standard_error) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_step_is_the_trapezoidal_rule(columns):
+    rows, memory = 40, WarmStart(num_probes=3)
+    before = dense.random_psd(rows, floor=0.5)
+    after = before + 0.1 * dense.random_psd(rows, seed=1)
+    rhs, probes = dense.randn(rows, columns), memory.probes(rows, LIKE)
+    assert memory.follow(torch.zeros(rows, columns + 3), probes, probes) is None  # nothing to follow yet
+    memory.keep(a_trail(before, rhs, probes, start=7.0, error=0.25))
+    new = a_trail(after, rhs, probes)
+    trail = memory.follow(new.solutions, new.images, probes)
+    first, second = torch.linalg.inv(before), torch.linalg.inv(after)
+    expected = 0.5 * (probes.mT @ (first @ after - second @ before) @ probes).diagonal()
+    torch.testing.assert_close(trail.followed, expected, rtol=1e-10, atol=1e-10)
+    assert float(trail.value) == pytest.approx(7.0 + float(expected.mean()), rel=1e-12)
+    assert float(trail.start_error) == 0.25
+    assert trail.solutions is new.solutions
+    memory.keep(trail)
+    # back again: the rule is odd
+    old = a_trail(before, rhs, probes)
+    assert float(memory.follow(old.solutions, old.images, probes).value) == pytest.approx(7.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("log_change", [-0.19, -0.01, 0.1, 0.19])
+def test_a_multiple_is_followed_by_its_hyperbolic_sine(log_change):
+    rows, memory = 30, WarmStart(num_probes=2)
+    matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    memory.keep(a_trail(matrix, rhs, probes))
+    new = a_trail(math.exp(log_change) * matrix, rhs, probes)
+    trail = memory.follow(new.solutions, new.images, probes)
+    torch.testing.assert_close(trail.followed, torch.full_like(trail.followed, rows * math.sinh(log_change)))
+    assert abs(float(trail.value) / (rows * log_change) - 1.0) < 0.007  # as LONGEST_STEP says
+
+
+@pytest.mark.parametrize("log_change", [-0.21, 0.21, 3.0])
+def test_a_step_too_long_is_not_followed(log_change):
+    rows, memory = 30, WarmStart(num_probes=2)
+    matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    memory.keep(a_trail(matrix, rhs, probes))
+    new = a_trail(math.exp(log_change) * matrix, rhs, probes)
+    assert memory.follow(new.solutions, new.images, probes) is None
+
+
+def test_a_step_that_is_not_a_number_is_not_followed():
+    rows, memory = 30, WarmStart(num_probes=2)
+    matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    memory.keep(a_trail(matrix, rhs, probes))
+    new = a_trail(matrix, rhs, probes)
+    assert memory.follow(new.solutions, new.images, probes) is not None
+    assert memory.follow(new.solutions, torch.full_like(new.images, torch.nan), probes) is None
+
+
+def test_guesses_are_of_the_same_shape_and_precision():
+    rows, memory = 30, WarmStart(num_probes=2)
+    rhs, probes = dense.randn(rows, 1), memory.probes(rows, LIKE)
+    assert memory.guess(rhs) is None
+    trail = a_trail(dense.random_psd(rows), rhs, probes)
+    memory.keep(trail)
+    assert memory.guess(rhs) is trail.solutions
+    assert memory.guess(rhs.float()) is None
+    assert memory.guess(dense.randn(rows, 2)) is None
+    assert memory.guess(dense.randn(rows + 1, 1)) is None
+
+
+def test_forget_starts_anew():
+    memory, system = WarmStart(num_probes=2), a_system()
+    rhs, probes = dense.randn(system.num_train, 1), memory.probes(system.num_train, LIKE)
+    memory.keep(a_trail(system.dense(), rhs, probes))
+    with memory.lending(system):
+        solve(system, rhs)
+    memory.forget()
+    assert memory.guess(rhs) is None
+    assert memory.follow(torch.zeros(system.num_train, 3), probes, probes) is None
+    assert lent_to(memory, a_system()) is None
+
+
+# -- tolerance ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loosest", [0.1, 0.5])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-8])
+def test_a_step_aims_at_a_share_of_what_it_begins_with(tolerance, loosest):
+    memory = WarmStart(tolerance=tolerance, loosest=loosest)
+    cases = {
+        5.0: loosest,
+        0.99 * loosest / REDUCTION: 0.99 * loosest,
+        1.01 * loosest / REDUCTION: loosest,
+        1.01 * tolerance / REDUCTION: 1.01 * tolerance,
+        0.99 * tolerance / REDUCTION: tolerance,
+        0.0: tolerance,
+    }
+    with settings.warm_start(memory), settings.solve_tolerance(1e-7), settings.train_tolerance(1e-5):
+        before = settings.tolerance_in_force(training=True)
+        for start, expected in cases.items():
+            with memory.aiming(start):
+                assert settings.tolerance_in_force(training=True) == pytest.approx(expected)
+                assert settings.tolerance_in_force() == 1e-7
+            assert settings.tolerance_in_force(training=True) == before
+        with pytest.raises(KeyboardInterrupt), memory.aiming(5.0):
+            raise KeyboardInterrupt
+        assert settings.tolerance_in_force(training=True) == before
+
+
+# -- preconditioners on loan -------------------------------------------------------------------------------------------
+
+SHAPE = (9, 8)
+RANK = 12
+
+
+def factors(scale=1.0, theta=0.3):
+    return [scale * dense.se(SHAPE[0], theta), dense.matern32(SHAPE[1])]
+
+
+def a_system(scale=1.0, noise=0.05, theta=0.3):
+    index = dense.observed("random", SHAPE)
+    return GapSystem(factors(scale, theta), index, torch.tensor([noise], dtype=torch.float64))
+
+
+def solve(system, rhs, rank=RANK, **arguments):
+    solution, report = solve_system(system, rhs, method="ignore", rank=rank, tolerance=1e-10, **arguments)
+    assert report.converged
+    assert dense.relative(system.dense() @ solution, rhs) < 1e-9
+    return solution, report
+
+
+def lent_to(memory, system):
+    with memory.lending(system):
+        return system.loan
+
+
+@pytest.mark.parametrize(
+    ("other", "serves"),
+    [
+        ({}, True),
+        ({"scale": 1.0 + 0.99 * MOVED}, True),
+        ({"scale": 1.0 - 0.99 * MOVED}, True),
+        ({"scale": 1.0 + 1.01 * MOVED}, False),
+        ({"noise": 0.05 * (1.0 + 0.99 * MOVED)}, True),
+        ({"noise": 0.05 * (1.0 + 1.01 * MOVED)}, False),
+        ({"noise": 0.05 * (1.0 - 1.01 * MOVED)}, False),
+        ({"theta": 0.32}, True),
+        ({"theta": 0.9}, False),
+    ],
+)
+def test_a_preconditioner_is_reused_nearby_and_set_up_anew_beyond(other, serves):
+    memory, first, second = WarmStart(), a_system(), a_system(**other)
+    rhs = dense.randn(first.num_train, 1)
+    with memory.lending(first):
+        assert first.loan is None
+        solve(first, rhs)
+    assert first.loan is None
+    own = first.last_preconditioner
+    with memory.lending(second):
+        if serves:
+            assert second.loan.left_over == math.inf
+            assert own.left_over < math.inf  # what the system has itself is left as it was
+            torch.testing.assert_close(second.loan.solve(rhs), own.solve(rhs), rtol=1e-12, atol=1e-12)
+        else:
+            assert second.loan is None
+        lent = second.loan
+        solve(second, rhs)
+        assert (second.last_preconditioner is None) == serves
+    assert second.loan is None
+    third = a_system(**other)
+    with memory.lending(third):
+        # beyond, the new one has taken its place
+        assert third.loan is not None
+        assert (third.loan is lent) == serves
+
+
+def test_another_shape_or_another_number_of_observations_is_not_served():
+    memory, first = WarmStart(), a_system()
+    with memory.lending(first):
+        solve(first, dense.randn(first.num_train, 1))
+    index = dense.observed("random", SHAPE)
+    noise = torch.tensor([0.05], dtype=torch.float64)
+    assert lent_to(memory, GapSystem(factors(), index[1:], noise)) is None
+    assert lent_to(memory, GapSystem(factors(), index, noise.expand(len(index)))) is None
+    three = [dense.se(3), dense.se(3), dense.matern32(8)]
+    assert lent_to(memory, GapSystem(three, index, noise)) is None
+
+
+def test_other_observed_cells_are_not_served():
+    """As many observations elsewhere on the same grid: a preconditioner of other rows is none."""
+    memory, first = WarmStart(), a_system()
+    with memory.lending(first):
+        solve(first, dense.randn(first.num_train, 1))
+    elsewhere = dense.observed("random", SHAPE, seed=5)
+    assert len(elsewhere) == first.num_train
+    assert lent_to(memory, GapSystem(factors(), elsewhere, torch.tensor([0.05], dtype=torch.float64))) is None
+
+
+def test_a_loan_ends_with_an_exception():
+    memory, first, second = WarmStart(), a_system(), a_system()
+    with memory.lending(first):
+        solve(first, dense.randn(first.num_train, 1))
+    seen = []
+
+    def interrupted():
+        with memory.lending(second):
+            seen.append(second.loan)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert seen[0] is not None
+    assert second.loan is None
+
+
+def test_a_system_that_needed_no_preconditioner_lends_none():
+    memory, system = WarmStart(), a_system()
+    with memory.lending(system):
+        solve(system, dense.randn(system.num_train, 1), rank=0)
+    assert lent_to(memory, a_system()) is None
+
+
+def test_the_rank_asked_for_is_respected_outside_a_warm_start():
+    memory, system = WarmStart(), a_system()
+    rhs = dense.randn(system.num_train, 1)
+    with memory.lending(system):
+        solve(system, rhs, rank=40)
+    with memory.lending(system):
+        pass
+    _, report = solve(system, rhs, rank=5)
+    assert report.rank == 5
+    assert system.last_preconditioner.rank == 5
+    _, plain = solve(a_system(), rhs, rank=5)
+    assert report.iterations == plain.iterations
+
+
+def sum_operator(scale=1.0):
+    index = dense.observed("random", SHAPE)
+    terms = [
+        SelectedKroneckerOperator(*own, row_index=index, col_index=index)
+        for own in (factors(scale), [dense.matern32(SHAPE[0], 0.1), dense.se(SHAPE[1], 0.2)])
+    ]
+    return (terms[0] + terms[1]).add_diagonal(torch.tensor([0.05], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("scale", "serves"), [(1.0 + 0.9 * MOVED, True), (1.0 + 1.1 * MOVED, False)])
+def test_sums_borrow_too(scale, serves):
+    memory, first, second = WarmStart(), sum_operator(), sum_operator(scale)
+    rhs = dense.randn(first.size(-1), 1)
+    with settings.gap_method("ignore"), settings.preconditioner_rank(RANK), settings.solve_tolerance(1e-10):
+        with memory.lending(first._system()):
+            first.solve(rhs)
+        system = second._system()
+        with memory.lending(system):
+            assert (system.loan is not None) == serves
+            assert not serves or system.loan.left_over == math.inf
+            solution = second.solve(rhs)
+        assert system.loan is None
+    assert dense.relative(second.to_dense() @ solution, rhs) < 1e-9
+
+
+# -- arguments and plain data ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_probes": 0}, "num_probes: got 0, expected an integer, at least 1"),
+        ({"num_probes": -3}, "num_probes: got -3"),
+        ({"num_probes": 2.0}, r"num_probes: got 2\.0"),
+        ({"num_probes": True}, "num_probes: got True"),
+        ({"num_probes": None}, "num_probes: got None"),
+        ({"tolerance": 0.0}, r"tolerance: got 0\.0, expected a number between 0 and 1"),
+        ({"tolerance": 1.0}, r"tolerance: got 1\.0"),
+        ({"tolerance": -1e-3}, r"tolerance: got -0\.001"),
+        ({"tolerance": math.nan}, "tolerance: got nan"),
+        ({"tolerance": "1e-2"}, "tolerance: got '1e-2'"),
+        ({"loosest": 0.0}, r"loosest: got 0\.0, expected a number between 0 and 1"),
+        ({"loosest": 1.5}, r"loosest: got 1\.5"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=f"WarmStart: {message}"):
+        WarmStart(**arguments)
+
+
+@pytest.mark.parametrize("seed", ["a", 0.5, None])
+def test_a_bad_seed_is_refused_where_it_is_given(seed):
+    with pytest.raises(ValueError, match="WarmStart: seed: got"):
+        WarmStart(seed=seed)
+
+
+@pytest.mark.parametrize("value", [True, 4, "warm"])
+def test_the_setting_takes_a_warm_start_or_none(value):
+    with pytest.raises(ValueError, match=r"settings\.warm_start: got .*, expected a WarmStart or None"):
+        settings.warm_start(value)
+
+
+def test_state_dict_round_trip(tmp_path):
+    rows, memory = 30, WarmStart(num_probes=2)
+    matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    memory.keep(a_trail(matrix, rhs, probes, start=3.0, error=0.5))
+    memory.keep(a_trail(matrix[1:, 1:], rhs[1:], probes[1:]))
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    copied = WarmStart(num_probes=2)
+    copied.keep(a_trail(dense.random_psd(7), dense.randn(7, 1), copied.probes(7, LIKE)))  # to be replaced
+    copied.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    assert torch.equal(copied.guess(rhs), memory.guess(rhs))
+    assert torch.equal(copied.guess(rhs[1:]), memory.guess(rhs[1:]))
+    assert copied.guess(dense.randn(7, 1)) is None
+    new = a_trail(1.05 * matrix, rhs, probes)
+    ours, theirs = (m.follow(new.solutions, new.images, probes) for m in (memory, copied))
+    assert torch.equal(ours.value, theirs.value)
+    assert torch.equal(ours.standard_error, theirs.standard_error)
+
+
+def test_a_state_is_a_copy_that_later_steps_leave_alone():
+    rows, memory = 30, WarmStart(num_probes=2)
+    matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    memory.keep(a_trail(matrix, rhs, probes))
+    state, before = memory.state_dict(), memory.guess(rhs).clone()
+    new = a_trail(1.05 * matrix, rhs, probes)
+    memory.keep(memory.follow(new.solutions, new.images, probes))
+    assert not torch.equal(memory.guess(rhs), before)
+    memory.load_state_dict(state)
+    assert torch.equal(memory.guess(rhs), before)
+    assert float(memory._trails[rows].value) == 0.0
+
+
+def test_str_tells_all_apart_that_give_other_numbers():
+    """By it a checkpoint knows its own."""
+    others = {"num_probes": 5, "tolerance": 1e-3, "loosest": 0.3, "seed": 1}
+    strings = {str(WarmStart()), *(str(WarmStart(**{name: value})) for name, value in others.items())}
+    assert len(strings) == 1 + len(others)
+    assert str(WarmStart()) == str(WarmStart(4, 1e-2, loosest=0.1, seed=0))
