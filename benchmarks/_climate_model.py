@@ -165,19 +165,21 @@ def space_kernel(lengthscales: list[float], nu: float = 1.5) -> MaternKernel:
     return kernel
 
 
-def places_kernel(climate: StationClimate, seen: np.ndarray, rank: int) -> Kernel:
+def places_kernel(climate: StationClimate, seen: np.ndarray, weight: np.ndarray, rank: int) -> Kernel:
     """Near in space, at two scales, times outputs; and what is particular to a place.
 
     :param seen: covariance of the places, as far as the data tell it beforehand. shape (places, places).
+    :param weight: how far they tell it, from 0 to 1: the free covariance begins as what they have to say beyond space.
     :param rank: of the free covariance, which has a diagonal besides.
     """
     outputs = len(climate.output)
-    total = seen.diagonal().reshape(-1, outputs).mean(0)
+    each = weight.diagonal().reshape(-1, outputs)
+    total = (each * seen.diagonal().reshape(-1, outputs)).sum(0) / each.sum(0)
     wide = ProductKernel(space_kernel([4.0, 3.0, 2.5]), outputs_kernel((0.7 * total).tolist()))
     near = ProductKernel(space_kernel([0.15, 0.15, 0.2]), outputs_kernel((0.05 * total).tolist()))
     axis = place_axis(climate).float()
     with torch.no_grad():
-        rest = seen - (wide(axis) + near(axis)).to_dense().double().numpy()
+        rest = weight * (seen - (wide(axis) + near(axis)).to_dense().double().numpy())
     values, vectors = np.linalg.eigh(rest)
     factor = vectors[:, -rank:] * np.sqrt(np.maximum(values[-rank:], 1e-2 * total.mean() / len(seen)))
     left = np.maximum(rest.diagonal() - (factor**2).sum(-1), 0.02 * total.mean())
@@ -188,18 +190,18 @@ def places_kernel(climate: StationClimate, seen: np.ndarray, rank: int) -> Kerne
     return AdditiveKernel(wide, near, free)
 
 
-def lagged_covariance(anomalies: np.ndarray, lag: int) -> np.ndarray:
+def lagged_covariance(anomalies: np.ndarray, lag: int) -> tuple[np.ndarray, np.ndarray]:
     """Of the places, from one day to the next (which leaves out their noise), or on the same.
 
-    Pairs that have next to nothing in common count as not correlated. shape: (places, places)
+    And how far it is known, from 0, for pairs that have nothing in common, to 1. shape: (places, places) each
     """
     series = anomalies.reshape(*anomalies.shape[:2], -1)
     known = ~np.isnan(series)
     filled, known = np.where(known, series, 0.0), known.astype(np.float64)
     days = series.shape[1] - lag
     products, counts = (np.einsum("ytp,ytq->pq", x[:, lag:], x[:, :days], optimize=True) for x in (filled, known))
-    covariance = products / (counts + _SHRINKAGE)
-    return 0.5 * (covariance + covariance.T)
+    covariance, weight = products / np.maximum(counts, 1.0), counts / (counts + _SHRINKAGE)
+    return 0.5 * (covariance + covariance.T), 0.5 * (weight + weight.T)
 
 
 class ClimateModel(ExactGP):
@@ -218,17 +220,18 @@ class ClimateModel(ExactGP):
         self.likelihood.initialize(noise=torch.from_numpy(noise))
         self.mean_module = gpytorch.means.ZeroMean()
         memory = 3.0 if daily else 0.8
-        seen = math.exp(1.0 / memory) * lagged_covariance(anomalies, 1) if daily else lagged_covariance(anomalies, 0)
+        seen, weight = lagged_covariance(anomalies, int(daily))
+        seen = math.exp(1.0 / memory) * seen if daily else seen
         year, time = MaternKernel(nu=0.5), MaternKernel(nu=0.5)
         year.initialize(lengthscale=0.15)
         time.initialize(lengthscale=memory)
-        weather = [year, time, places_kernel(climate, 0.9 * seen, rank)]
+        weather = [year, time, places_kernel(climate, 0.9 * seen, weight, rank)]
         long, season = MaternKernel(nu=0.5), PeriodicKernel()
         long.initialize(lengthscale=6.0)
         season.initialize(lengthscale=1.5, period_length=climate.period)
         season.raw_period_length.requires_grad_(False)
         share = 0.1 * np.diag(seen.diagonal()) + 0.05 * seen
-        slow = [long, season, places_kernel(climate, share, 1)]
+        slow = [long, season, places_kernel(climate, share, weight, 1)]
         self.covar_module = AdditiveKernel(gaps.GappyGridKernel(weather, grid), gaps.GappyGridKernel(slow, grid))
         self.double()
 

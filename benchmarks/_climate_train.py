@@ -23,7 +23,7 @@ RANK = 1024  # of the preconditioner
 PROBES = 2  # the data are so many that two determine the gradient better than they do
 ENOUGH = 1e-3  # nats an observation, in as many steps as are averaged: beyond that held-out errors no longer change
 LEARNING_RATES = (0.1, 0.03)  # until the loss no longer falls; then to settle
-STEPS = (30, 10)
+STEPS, MONTHLY_STEPS = (30, 10), (10, 4)  # monthly means have little noise: training on is slow, and errors no longer fall
 SAMPLES = 32  # of the posterior, for its standard deviations
 MEAN_TOLERANCE, SAMPLE_TOLERANCE = 1e-4, 1e-2
 
@@ -54,7 +54,7 @@ def withheld(climate: StationClimate, share: float = 0.2, seed: int = 0) -> np.n
 
 
 def train(
-    climate: StationClimate, values: np.ndarray, progress: bool = True, steps: tuple[int, ...] = STEPS
+    climate: StationClimate, values: np.ndarray, progress: bool = True, steps: tuple[int, ...] | None = None
 ) -> Trained:
     """:param values: those of the climate, or fewer of them.
     :param steps: at most, at each of the learning rates.
@@ -64,6 +64,7 @@ def train(
     found = Trained(climate, anomalies, ClimateModel(climate, anomalies.values))
     found.seconds["anomalies and first guess"] = time.perf_counter() - started
     memory = gaps.WarmStart(num_probes=PROBES)
+    steps = steps or (STEPS if climate.period > 300 else MONTHLY_STEPS)
     with found.phase("training"), fast():
         for rate, most in zip(LEARNING_RATES, steps, strict=True):
             history = gaps.fit(

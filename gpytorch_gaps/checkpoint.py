@@ -47,7 +47,7 @@ class Checkpoint:
         except Exception as error:
             kind = type(error).__name__  # torch's message would send the reader elsewhere
             raise ValueError(f"checkpoint: {self.path} cannot be read ({kind}); {advice}") from error
-        expected = {"format", "problem", "history", *self.run.now}
+        expected = {"format", "problem", "history", *self.run.now} - {"warm_start"}  # told by the problem
         if not isinstance(content, dict) or not expected <= content.keys() or content["format"] != _CHECKPOINT_FORMAT:
             raise ValueError(f"checkpoint: {self.path} is not a checkpoint of this version; {advice}")
         return content

@@ -65,7 +65,8 @@ def fit(
     :param mll: maximised in place of ``ExactMarginalLogLikelihood(model.likelihood, model)``.
     :param warm_start: for 10^5 observations and more: solves start from those of the step before, with the same probes
         at every step, to a loose tolerance; a :class:`WarmStart` says how many and how loose. Where log-determinants
-        are exact it changes nothing.
+        are exact it changes nothing. (A resumed run sets up its preconditioners anew: there, the trajectory is that of
+        an uninterrupted one to the tolerance, not bit for bit.)
     """
     _check_numbers(steps, lr, checkpoint_every, patience, min_improvement)
     mll = _checked_mll(model, mll)

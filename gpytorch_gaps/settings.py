@@ -186,7 +186,8 @@ class warm_start(_Setting):
 def tolerance_in_force(training: bool = False) -> float:
     """The tighter of our tolerance and ``linear_operator.settings.cg_tolerance``."""
     memory = warm_start.value()
-    while_training = train_tolerance.value() if memory is None else memory.tolerance_now
+    warm = None if memory is None else memory.tolerance_now
+    while_training = train_tolerance.value() if warm is None else warm
     ours = while_training if training else solve_tolerance.value()
     return min(ours, float(linear_operator.settings.cg_tolerance.value()))
 

@@ -137,7 +137,7 @@ def assert_same(model, other):
 
 
 def without_seconds(history):
-    return {name: values for name, values in vars(history).items() if name != "seconds"}
+    return {name: values for name, values in vars(history).items() if "seconds" not in name}
 
 
 def raise_(error):
@@ -303,7 +303,12 @@ def test_history_of_plain_gpytorch():
     assert all(seconds > 0 for seconds in history.seconds)
     assert history.best_loss == min(history.loss)
     columns = history.as_dict()
-    assert set(columns) == {"loss", "noise", "iterations", "worst_residual", "standard_error", "seconds"}
+    seconds = {"seconds", "solve_seconds", "gradient_seconds"}
+    assert set(columns) == {"loss", "noise", "iterations", "worst_residual", "standard_error", *seconds}
+    for whole, solves, gradient in zip(*(columns[name] for name in sorted(seconds, key=len)), strict=True):
+        assert 0 <= solves
+        assert 0 < gradient
+        assert solves + gradient < whole
     assert {len(values) for values in columns.values()} == {4}
     columns["loss"].clear()
     assert len(history) == 4

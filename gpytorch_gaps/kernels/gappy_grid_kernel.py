@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from gpytorch.kernels import IndexKernel, Kernel
+from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, ProductKernel
 from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
@@ -214,21 +214,27 @@ def _check_all_codes(kernels: Any, axes: Sequence[Tensor]) -> None:
         _check_codes(f"x: the column of axis {axis}", kernel, points)
 
 
-def _check_codes(name: str, kernel: Kernel, points: Tensor) -> None:
+def _check_codes(name: str, kernel: Kernel, points: Tensor, called: bool = True) -> None:
     """An IndexKernel cuts its inputs down to integers: 0.5 would silently be output 0.
 
-    Only the columns that reach it count: kernels inside others may each look at their own.
+    Only the columns that reach it count. Sums and products call the kernels inside them, which pick their own columns;
+    other kernels pick for the one that they wrap.
+
+    :param called: whether the kernel picks columns itself.
     """
     points = points.unsqueeze(-1) if points.dim() == 1 else points
-    if kernel.active_dims is not None:
-        points = points.index_select(-1, kernel.active_dims.to(points.device))
+    columns = kernel.active_dims if called else None
+    columns = getattr(kernel, "_columns", columns)  # see `lift`
+    if columns is not None:
+        points = points[..., torch.as_tensor(columns, device=points.device).reshape(-1)]
     if isinstance(kernel, IndexKernel):
         tasks = kernel.covar_factor.size(-2)
         wrong = (points != points.round()) | (points < 0) | (points >= tasks)
         if bool(wrong.any()):
             value = points[wrong][0].item()
             raise ValueError(f"{name}: got {value:g}, expected the codes 0 to {tasks - 1} of its IndexKernel")
-    inside = [part for child in kernel.children() for part in (child if isinstance(child, torch.nn.ModuleList) else [child])]
-    for child in inside:
-        if isinstance(child, Kernel):
-            _check_codes(name, child, points)
+    calls = isinstance(kernel, AdditiveKernel | ProductKernel)
+    for child in kernel.children():
+        for part in child if isinstance(child, torch.nn.ModuleList) else [child]:
+            if isinstance(part, Kernel):
+                _check_codes(name, part, points, calls)

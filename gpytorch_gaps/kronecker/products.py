@@ -88,7 +88,7 @@ def narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     Short length-scales have many of these, and their products are denormal numbers, with which a CPU computes at a
     tenth of its rate.
     """
-    if dtype == matrix.dtype or dtype == torch.float64:
+    if dtype in (matrix.dtype, torch.float64) or not matrix.numel():
         return matrix.to(dtype)
     floor = _NOTHING * matrix.abs().amax((-2, -1), keepdim=True)
     return matrix.masked_fill(matrix.abs() < floor, 0.0).to(dtype)

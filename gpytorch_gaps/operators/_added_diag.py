@@ -192,10 +192,12 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         with torch.no_grad():
             probes = memory.probes(self.size(-1), rhs)
             columns = [*rhs.detach().split(1, -1), *probes.split(1, -1)]
-            known = memory.guess(rhs)
+            system = self._system()
+            known = memory.guess(system.cells, rhs)
             guesses = [None] * len(columns) if known is None else known.split(1, -1)
             start = 1.0 if known is None else self._relative_residual(columns[-1], known[:, -1:])
-            with one_report(), expecting(len(columns)), memory.lending(self._system()), memory.aiming(start):
+            key = (settings.gap_method.value(), settings.preconditioner_rank.value())
+            with one_report(), expecting(len(columns)), memory.lending(system, key), memory.aiming(start):
                 # one at a time: each stops where it is done, and a large grid's products are faster
                 found = [
                     self._solve(column, training=True, guess=guess).mT
@@ -205,13 +207,13 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             solution, probe_solutions = solutions.split([rhs.size(-1), probes.size(-1)], -1)
             products = [self.wide_matmul(x.double()).mT for x in (*solution.split(1, -1), *probes.split(1, -1))]
             image, probe_images = torch.cat(products).to(rhs.dtype).mT.split([rhs.size(-1), probes.size(-1)], -1)
-            trail = memory.follow(solutions, probe_images, probes)
+            trail = memory.follow(system.cells, solutions, probe_images)
             reason = f"followed over steps, {path[1] or 'data'} side"
             if trail is None:
-                with linear_operator.settings.num_trace_samples(memory.num_probes):
+                with linear_operator.settings.num_trace_samples(memory.num_probes), memory.aiming():
                     value, report = self._own_logdet(path)
                 error = torch.zeros_like(value) if report.standard_error is None else report.standard_error
-                trail = Trail(solutions, probe_images, value, error, torch.zeros_like(probes[0]))
+                trail = Trail(system.cells, solutions, probe_images, value, error, torch.zeros_like(probes[0]))
                 reason = f"begun, {report.reason}"
             memory.keep(trail)
         report_logdet(LogdetReport("stochastic", trail.value, trail.standard_error, probes.size(-1), 0, reason))

@@ -37,22 +37,16 @@ def logdet_by(operator: Any, method: str, side: str) -> tuple[Tensor, LogdetRepo
 
 def whitened_logdet(operator: Any) -> tuple[Tensor, LogdetReport]:
     """For noise that is a product over axes: ``log|D^(-1/2) (W K W' + D) D^(-1/2)| + log|D|``. shape: batch"""
-    white = whitened(operator)
-    value, report = white._own_logdet(white._logdet_path())
-    roots = [axis.sqrt() for axis in operator._diag_tensor.axis_noise]
-    root = product_at(roots, unravel(operator.train_index, operator._linear_op.row_shape))
-    value = value + 2.0 * root.log().sum(-1)
-    return value, replace(report, value=value.detach())
-
-
-def whitened(operator: Any) -> Any:
-    """``D^(-1/2) (W K W' + D) D^(-1/2)`` of noise that is a product over axes: a Kronecker product and constant noise."""
     roots = [axis.sqrt() for axis in operator._diag_tensor.axis_noise]
     factors = [whiten(factor, root) for factor, root in zip(operator.factors, roots, strict=True)]
     index = operator.train_index
     kernel = SelectedKroneckerOperator(*factors, row_index=index, col_index=index)
     unit = torch.ones(*operator.batch_shape, 1, dtype=operator.dtype, device=operator.device)
-    return kernel + ConstantDiagLinearOperator(unit, diag_shape=operator.size(-1))
+    white: Any = kernel + ConstantDiagLinearOperator(unit, diag_shape=operator.size(-1))
+    value, report = white._own_logdet(white._logdet_path())
+    root = product_at(roots, unravel(index, kernel.row_shape))
+    value = value + 2.0 * root.log().sum(-1)
+    return value, replace(report, value=value.detach())
 
 
 def _gap_side_stochastic(operator: Any) -> tuple[Tensor, Tensor, int, int]:

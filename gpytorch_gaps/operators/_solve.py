@@ -152,8 +152,10 @@ def krylov_solve(
             lanczos=bool(num_tridiag) and not attempt,
         )
         tridiagonal = found if found is not None else tridiagonal
-        solution, iterations = solution + step.double(), iterations + used
-        residual = wide - matmul(solution)
+        candidate, iterations = solution + step.double(), iterations + used
+        left = wide - matmul(candidate)
+        better = (left.norm(dim=-2) < size).unsqueeze(-2)  # false for NaN
+        solution, residual = torch.where(better, candidate, solution), torch.where(better, left, residual)
         if bool((residual.norm(dim=-2) > 0.5 * size).all()):
             # no further in this precision: the recursive residual has parted from the true one
             if inner == torch.float64 and attempt:

@@ -21,7 +21,7 @@ from gpytorch_gaps.kronecker.eigen import kron_eigh
 from gpytorch_gaps.logdet.choose import choose_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import same_cells
-from gpytorch_gaps.operators._logdet import logdet_by, whitened, whitened_logdet
+from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import solve_in_force
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -191,6 +191,10 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         """The method, and the side of the block identity it works on; ("product", "") is whitened first."""
         if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
             return "product", ""
+        return self._path_of_system()
+
+    def _path_of_system(self) -> tuple[str, str]:
+        """Of the system that is solved, which is whitened where the noise is a product over axes."""
         dense = linear_operator.settings.fast_computations.log_prob.off()
         return choose_logdet(
             self._system(),
@@ -203,7 +207,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         )
 
     def _is_estimate(self, path: tuple[str, str]) -> bool:
-        return super()._is_estimate(whitened(self)._logdet_path() if path[0] == "product" else path)
+        return super()._is_estimate(self._path_of_system() if path[0] == "product" else path)
 
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
         return whitened_logdet(self) if method == "product" else logdet_by(self, method, side)

@@ -28,6 +28,7 @@ from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, s
 
 _NARROW = 8  # columns
 _ROUNDED = 1e-2  # relative error of a preconditioner that conjugate gradients do not notice
+_LARGE = 2**17  # cells
 _SOME = 4  # narrow solves, after which the inverse is formed: it takes about as long
 
 
@@ -140,9 +141,10 @@ class LowRankPreconditioner:
 
     @cached_property
     def _float32_will_do(self) -> bool:
-        """Whether rounding of ``eps max(c) / min(D)`` leaves a preconditioner what it is."""
+        """Whether there is time to be saved, and rounding of ``eps max(c) / min(D)`` leaves a preconditioner what it is."""
         ratio = self.coefficients.amax() / self.diagonal.amin() if self._leading else self.diagonal.new_zeros(())
-        return self.root is None and bool(ratio * torch.finfo(torch.float32).eps < _ROUNDED)
+        large = self.num_cells >= _LARGE and self.root is None
+        return large and bool(ratio * torch.finfo(torch.float32).eps < _ROUNDED)
 
     @cached_property
     def _narrow(self) -> tuple[list[Tensor], list[Tensor], Tensor]:

@@ -14,6 +14,7 @@ A single right-hand side of some length needs none of its bookkeeping: :class:`D
 of the calls, and in place.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from gpytorch_gaps.progress import LateBar
 
 Closure = Callable[[Tensor], Tensor]
 _IN_PLACE = 256  # rows
+_LOOK, _STALLED = 10, 150  # iterations
 
 
 @dataclass
@@ -136,6 +138,8 @@ def conjugate_gradients(
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
+    if rhs.dtype == torch.float32:
+        stop = _or_stalled(stop)
     if rhs.numel() == rhs.size(-2) >= _IN_PLACE:
         return _descend(matmul, rhs, stop, max_iterations, precondition, lanczos)
     largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
@@ -159,6 +163,24 @@ def conjugate_gradients(
     listener.bar.close()
     tridiagonal = _tridiagonal(listener.steps, listener.ratios) if lanczos else None
     return solution * scale, listener.iterations, tridiagonal
+
+
+def _or_stalled(stop: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
+    """Also where many iterations have not halved the residual: rounding of float32 may never let it fall further."""
+    best, waited = math.inf, 0
+
+    def told(residual: Tensor) -> bool:
+        nonlocal best, waited
+        waited += 1
+        if waited % _LOOK == 0:
+            size = float(residual.norm())
+            if size <= 0.5 * best:
+                best, waited = size, 0
+            elif waited >= _STALLED:
+                return True
+        return stop(residual)
+
+    return told
 
 
 def _descend(

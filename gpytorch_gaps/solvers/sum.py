@@ -137,9 +137,14 @@ class SumSystem:
             image = image + select_cells(total, self.index)
         return image if self._other_matmul is None else image + self._other_matmul(x.double()).to(x.dtype)
 
+    @property
+    def cells(self) -> Tensor:
+        return self.index
+
     def parts(self) -> tuple[Tensor, ...]:
-        """All that the matrix is made of, but for terms that are no Kronecker products."""
-        return *(factor for term in self.terms for factor in term.factors), self.diagonal
+        """All that the matrix is made of, of terms without structure what is known of them."""
+        known = () if self.root_columns is None else (self.root_columns,)
+        return *(factor for term in self.terms for factor in term.factors), self.diagonal, *known
 
     def preconditioner_of_solves(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
         """The one on loan, if there is one; else of these ranks."""

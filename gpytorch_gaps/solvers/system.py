@@ -291,6 +291,10 @@ class GapSystem:
     def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
         return self.once(("eigen", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank))
 
+    @property
+    def cells(self) -> Tensor:
+        return self.train_index
+
     def parts(self) -> tuple[Tensor, ...]:
         """All that the matrix is made of."""
         return *self.factors(), self.noise

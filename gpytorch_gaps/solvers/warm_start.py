@@ -9,13 +9,13 @@ from A to B = A + dA,
     log|B| - log|A|  ~  1/2 mean_j (u_j' B z_j - v_j' A z_j),     A u_j = z_j,  B v_j = z_j
 
 in which ``u_j' A z_j = v_j' B z_j = z_j' z_j`` cancel. For B = c A it gives N sinh(log c) in place of N log c: a step
-that changes A by a tenth is off by a sixth of a percent of its change.
+that changes A by a tenth is off by a sixth of a percent of its change, one of a length-scale by several percent.
 """
 
 import copy
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +25,14 @@ from torch import Tensor
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
 REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
-LONGEST_STEP = 0.2  # nats an observation: a longer one is not followed but begun anew, its value being 0.7 % off
+LONGEST_STEP = 0.05  # nats an observation: after a longer one the log-determinant is estimated afresh
 
 
 @dataclass
 class Trail:
     """The last step on one set of observations. Never differentiated."""
 
+    cells: Tensor  # of the observations, shape (N,)
     solutions: Tensor  # of right-hand sides, then probes, shape (N, C + k)
     images: Tensor  # A z, shape (N, k)
     start: Tensor  # the log-determinant where the trail begins
@@ -50,20 +51,24 @@ class Trail:
 
 @dataclass
 class Loan:
-    """A preconditioner, and the factors and noise that it was set up for. Close to these, it serves others too."""
+    """A preconditioner, and what it was set up for. Close to that, it serves others too."""
 
     preconditioner: Any
-    of: tuple[Tensor, ...]
+    settings: Hashable  # that were in force
+    cells: Tensor
+    parts: tuple[Tensor, ...]  # factors and noise
 
-    def serves(self, parts: Sequence[Tensor]) -> bool:
-        if len(parts) != len(self.of) or any(a.shape != b.shape for a, b in zip(parts, self.of, strict=True)):
+    def serves(self, settings: Hashable, cells: Tensor, parts: Sequence[Tensor]) -> bool:
+        if settings != self.settings or len(parts) != len(self.parts) or not _same(cells, self.cells):
             return False
-        changes = [(a - b).norm() / b.norm() for a, b in zip(parts, self.of, strict=True)]
+        if any(a.shape != b.shape for a, b in zip(parts, self.parts, strict=True)):
+            return False
+        changes = [(a - b).norm() / b.norm() for a, b in zip(parts, self.parts, strict=True)]
         return bool(torch.stack(changes).max() <= MOVED)
 
 
 class WarmStart:
-    """Probes, and the last solutions for them, of every set of observations that was trained on.
+    """Probes, the last solutions for them, and the last preconditioner, of every set of observations trained on.
 
     :param num_probes: k. The gradient of the log-determinant in a direction that T effective degrees of freedom speak
         for is off by about ``sqrt(2 / (k T))`` of its size: four serve a hundred thousand observations as well as the
@@ -75,46 +80,18 @@ class WarmStart:
     :param seed: of the probes, which are signs.
     """
 
-    def __init__(
-        self, num_probes: int = 4, tolerance: float = 1e-2, *, loosest: float = 0.1, seed: int = 0
-    ) -> None:
-        if not isinstance(num_probes, int) or isinstance(num_probes, bool) or num_probes < 1:
-            raise ValueError(f"WarmStart: num_probes: got {num_probes!r}, expected an integer, at least 1")
+    def __init__(self, num_probes: int = 4, tolerance: float = 1e-2, *, loosest: float = 0.1, seed: int = 0) -> None:
+        for name, whole, least in (("num_probes", num_probes, 1), ("seed", seed, 0)):
+            if not isinstance(whole, int) or isinstance(whole, bool) or whole < least:
+                raise ValueError(f"WarmStart: {name}: got {whole!r}, expected an integer, at least {least}")
         for name, value in (("tolerance", tolerance), ("loosest", loosest)):
             if not isinstance(value, numbers.Real) or not 0.0 < value < 1.0:
                 raise ValueError(f"WarmStart: {name}: got {value!r}, expected a number between 0 and 1")
-        self.loosest = float(loosest)
-        self.num_probes, self.tolerance, self.seed = num_probes, float(tolerance), seed
-        self.tolerance_now = self.tolerance
+        self.num_probes, self.tolerance, self.loosest = num_probes, float(tolerance), float(loosest)
+        self.seed = seed
+        self.tolerance_now: float | None = None  # of solves that start warm, while they are made
         self._trails: dict[int, Trail] = {}
         self._loans: dict[int, Loan] = {}
-
-    @contextmanager
-    def aiming(self, start: float) -> Iterator[None]:
-        """Has solves that begin with a relative residual of `start` stop where that is enough."""
-        self.tolerance_now = max(self.tolerance, min(self.loosest, REDUCTION * start))
-        try:
-            yield
-        finally:
-            self.tolerance_now = self.tolerance
-
-    @contextmanager
-    def lending(self, system: Any) -> Iterator[None]:
-        """Has a system precondition with what was set up for one like it, if its hyperparameters are still close.
-
-        What it sets up itself is remembered for the next.
-        """
-        loan = self._loans.get(system.num_train)
-        if loan is not None and loan.serves(system.parts()):
-            system.loan = loan.preconditioner
-        try:
-            yield
-        finally:
-            if system.loan is None and system.last_preconditioner is not None:
-                kept = copy.copy(system.last_preconditioner)
-                kept.left_over = math.inf  # of another matrix, nothing is known
-                self._loans[system.num_train] = Loan(kept, system.parts())
-            system.loan = None
 
     def probes(self, rows: int, like: Tensor) -> Tensor:
         """Random signs, the same whenever asked. shape: (N, k)"""
@@ -122,28 +99,58 @@ class WarmStart:
         signs = torch.randint(0, 2, (self.num_probes, rows), generator=generator, dtype=torch.int8)
         return signs.to(like.device).to(like.dtype).mul_(2.0).sub_(1.0).mT  # columns that are whole in memory
 
-    def guess(self, rhs: Tensor) -> Tensor | None:
-        """Solutions of the last step for as many observations and right-hand sides. shape: (N, C + k)"""
-        trail = self._trails.get(rhs.size(-2))
+    @contextmanager
+    def aiming(self, start: float = 0.0) -> Iterator[None]:
+        """Has solves that begin with a relative residual of `start` stop where that is enough."""
+        self.tolerance_now = max(self.tolerance, min(self.loosest, REDUCTION * start))
+        try:
+            yield
+        finally:
+            self.tolerance_now = None
+
+    @contextmanager
+    def lending(self, system: Any, settings: Hashable) -> Iterator[None]:
+        """Has a system precondition with what was set up for one like it, if its hyperparameters are still close.
+
+        What it sets up itself is remembered for the next.
+        """
+        loan = self._loans.get(system.num_train)
+        if loan is not None and loan.serves(settings, system.cells, system.parts()):
+            system.loan = loan.preconditioner
+        system.last_preconditioner = None
+        try:
+            yield
+        finally:
+            if system.last_preconditioner is not None:
+                kept = copy.copy(system.last_preconditioner)
+                kept.left_over = math.inf  # of another matrix, nothing is known
+                self._loans[system.num_train] = Loan(kept, settings, system.cells, system.parts())
+            system.loan = None
+
+    def guess(self, cells: Tensor, rhs: Tensor) -> Tensor | None:
+        """Solutions of the last step for these observations and as many right-hand sides. shape: (N, C + k)"""
+        trail = self._trail(cells)
         if trail is None or trail.solutions.size(-1) != rhs.size(-1) + self.num_probes:
             return None
-        same = trail.solutions.dtype == rhs.dtype and trail.solutions.device == rhs.device
-        return trail.solutions if same else None
+        return trail.solutions if trail.solutions.dtype == rhs.dtype else None
 
-    def follow(self, solutions: Tensor, images: Tensor, probes: Tensor) -> Trail | None:
+    def follow(self, cells: Tensor, solutions: Tensor, images: Tensor) -> Trail | None:
         """The trail with one more step; None where there is none, or the step is too long to be followed."""
-        rows, count = probes.shape
-        trail = self._trails.get(rows)
+        trail, (rows, count) = self._trail(cells), images.shape
         if trail is None or trail.images.shape != images.shape or trail.solutions.shape != solutions.shape:
             return None
         before, after = trail.solutions[:, -count:], solutions[:, -count:]
         step = 0.5 * ((before * images).sum(0) - (after * trail.images).sum(0))
         if not bool(step.abs().mean() <= LONGEST_STEP * rows):
             return None
-        return Trail(solutions, images, trail.start, trail.start_error, trail.followed + step)
+        return Trail(cells, solutions, images, trail.start, trail.start_error, trail.followed + step)
+
+    def _trail(self, cells: Tensor) -> Trail | None:
+        trail = self._trails.get(len(cells))
+        return trail if trail is not None and _same(trail.cells, cells) else None
 
     def keep(self, trail: Trail) -> None:
-        self._trails[trail.solutions.size(0)] = trail
+        self._trails[len(trail.cells)] = trail
 
     def forget(self) -> None:
         """Starts anew: from zero, with a log-determinant estimated afresh."""
@@ -153,10 +160,18 @@ class WarmStart:
     # -- as plain data, for checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
+        """All but preconditioners, which are set up anew."""
         return {"trails": [dict(vars(trail)) for trail in self._trails.values()]}
 
     def load_state_dict(self, state: dict) -> None:
-        self._trails = {trail["solutions"].size(0): Trail(**trail) for trail in state["trails"]}
+        self._trails = {len(trail["cells"]): Trail(**trail) for trail in state["trails"]}
+        self._loans = {}
 
     def __str__(self) -> str:
-        return f"{self.num_probes} probes of seed {self.seed}, to {self.tolerance:g}"
+        return f"{self.num_probes} probes of seed {self.seed}, to {self.tolerance:g}, at most {self.loosest:g}"
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    if first.device != second.device or first.shape != second.shape:
+        return False
+    return first.data_ptr() == second.data_ptr() or torch.equal(first, second)
