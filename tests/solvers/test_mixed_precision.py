@@ -11,6 +11,7 @@ from gpytorch_gaps.kronecker.products import narrowed
 from gpytorch_gaps.logdet.stochastic import log_quadrature
 from gpytorch_gaps.operators import SelectedKroneckerOperator, _solve
 from gpytorch_gaps.operators._solve import krylov_solve
+from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers import amplified, ignore
 from gpytorch_gaps.solvers.spectral import Spectral
@@ -257,7 +258,8 @@ def test_no_denormal_numbers_in_float32():
 
 @pytest.mark.parametrize("columns", [1, 12])
 @pytest.mark.parametrize("noise", [0.5, 1e-2, "points"])
-def test_narrow_solves_are_close_to_those_in_float64(noise, columns):
+def test_narrow_solves_are_close_to_those_in_float64(noise, columns, monkeypatch):
+    monkeypatch.setattr(low_rank, "_LARGE", SHAPE[0] * SHAPE[1])
     diagonal = 0.05 + 0.1 * torch.rand(len(INDEX), dtype=torch.float64) if noise == "points" else constant(noise)
     preconditioner = GapSystem(factors(), INDEX, diagonal).eigen_preconditioner(40)
     assert preconditioner._float32_will_do
@@ -271,14 +273,29 @@ def test_narrow_solves_are_close_to_those_in_float64(noise, columns):
     assert dense.relative(full, rhs) < 1e-10
 
 
-def test_a_ratio_beyond_float32_is_solved_in_float64():
+def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
+    monkeypatch.setattr(low_rank, "_LARGE", 1)
     preconditioner = GapSystem(factors(), INDEX, constant(1e-6)).eigen_preconditioner(40)
     assert not preconditioner._float32_will_do
     rhs = dense.randn(len(INDEX), 2).float()
     assert torch.equal(preconditioner.solve(rhs), preconditioner.solve(rhs.double()).float())
 
 
-def test_a_preconditioner_of_nothing_but_noise_in_both_precisions():
+@pytest.mark.parametrize(("large", "narrow"), [(SHAPE[0] * SHAPE[1], True), (SHAPE[0] * SHAPE[1] + 1, False)])
+def test_small_grids_are_solved_in_float64(large, narrow, monkeypatch):
+    """Where there is no time to be saved."""
+    monkeypatch.setattr(low_rank, "_LARGE", large)
+    preconditioner = GapSystem(factors(), INDEX, constant(0.5)).eigen_preconditioner(40)
+    assert preconditioner._float32_will_do == narrow
+    rhs = dense.randn(len(INDEX), 12).float()  # as many columns as are solved by the same triangular solves each time
+    result = preconditioner.solve(rhs)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, preconditioner.solve(rhs.double()).float()) == (not narrow)
+
+
+@pytest.mark.parametrize("large", [1, 10**9])
+def test_a_preconditioner_of_nothing_but_noise_in_both_precisions(large, monkeypatch):
+    monkeypatch.setattr(low_rank, "_LARGE", large)
     nothing = torch.zeros(1, 0, dtype=torch.long)
     alone = torch.ones(6, 1, dtype=torch.float64)
     diagonal = torch.full((6,), 2.0, dtype=torch.float64)

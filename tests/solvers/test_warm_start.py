@@ -9,7 +9,7 @@ from gpytorch_gaps import WarmStart, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
-from gpytorch_gaps.solvers.warm_start import MOVED, REDUCTION, Trail
+from gpytorch_gaps.solvers.warm_start import LONGEST_STEP, MOVED, REDUCTION, Trail
 from tests import _dense as dense
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -46,19 +46,24 @@ def test_another_seed_is_another_draw_and_more_probes_begin_with_the_same():
 def a_trail(matrix, rhs, probes, start=0.0, error=0.0):
     solutions = torch.linalg.solve(matrix, torch.cat([rhs, probes], -1))
     zeros = torch.zeros_like(probes[0])
-    return Trail(solutions, matrix @ probes, torch.tensor(start), torch.tensor(error), zeros)
+    return Trail(cells_of(rhs), solutions, matrix @ probes, torch.tensor(start), torch.tensor(error), zeros)
+
+
+def cells_of(rhs):
+    """Every third cell of a grid: as many as there are rows."""
+    return 3 * torch.arange(len(rhs))
 
 
 def test_value_and_standard_error():
     followed = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    trail = Trail(LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
+    trail = Trail(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
     assert float(trail.value) == pytest.approx(13.0)
     # mean 3; squares of the deviations 4 + 1 + 9, over n - 1, over n
     assert float(trail.standard_error) == pytest.approx(math.hypot(3.0, math.sqrt(14.0 / 2.0 / 3.0)))
 
 
 def test_one_probe_knows_no_spread_and_states_the_whole_change():
-    trail = Trail(LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
+    trail = Trail(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
     assert float(trail.standard_error) == pytest.approx(5.0)
 
 
@@ -66,12 +71,12 @@ def test_one_probe_knows_no_spread_and_states_the_whole_change():
 def test_a_step_is_the_trapezoidal_rule(columns):
     rows, memory = 40, WarmStart(num_probes=3)
     before = dense.random_psd(rows, floor=0.5)
-    after = before + 0.1 * dense.random_psd(rows, seed=1)
+    after = before + 0.02 * dense.random_psd(rows, seed=1)
     rhs, probes = dense.randn(rows, columns), memory.probes(rows, LIKE)
-    assert memory.follow(torch.zeros(rows, columns + 3), probes, probes) is None  # nothing to follow yet
+    assert memory.follow(cells_of(rhs), torch.zeros(rows, columns + 3), probes) is None  # nothing to follow yet
     memory.keep(a_trail(before, rhs, probes, start=7.0, error=0.25))
     new = a_trail(after, rhs, probes)
-    trail = memory.follow(new.solutions, new.images, probes)
+    trail = memory.follow(cells_of(rhs), new.solutions, new.images)
     first, second = torch.linalg.inv(before), torch.linalg.inv(after)
     expected = 0.5 * (probes.mT @ (first @ after - second @ before) @ probes).diagonal()
     torch.testing.assert_close(trail.followed, expected, rtol=1e-10, atol=1e-10)
@@ -81,27 +86,27 @@ def test_a_step_is_the_trapezoidal_rule(columns):
     memory.keep(trail)
     # back again: the rule is odd
     old = a_trail(before, rhs, probes)
-    assert float(memory.follow(old.solutions, old.images, probes).value) == pytest.approx(7.0, rel=1e-12)
+    assert float(memory.follow(cells_of(rhs), old.solutions, old.images).value) == pytest.approx(7.0, rel=1e-12)
 
 
-@pytest.mark.parametrize("log_change", [-0.19, -0.01, 0.1, 0.19])
+@pytest.mark.parametrize("log_change", [-0.99 * LONGEST_STEP, -0.01, 0.03, 0.99 * LONGEST_STEP])
 def test_a_multiple_is_followed_by_its_hyperbolic_sine(log_change):
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
     new = a_trail(math.exp(log_change) * matrix, rhs, probes)
-    trail = memory.follow(new.solutions, new.images, probes)
+    trail = memory.follow(cells_of(rhs), new.solutions, new.images)
     torch.testing.assert_close(trail.followed, torch.full_like(trail.followed, rows * math.sinh(log_change)))
-    assert abs(float(trail.value) / (rows * log_change) - 1.0) < 0.007  # as LONGEST_STEP says
+    assert abs(float(trail.value) / (rows * log_change) - 1.0) < 1.01 * LONGEST_STEP**2 / 6.0
 
 
-@pytest.mark.parametrize("log_change", [-0.21, 0.21, 3.0])
+@pytest.mark.parametrize("log_change", [-1.01 * LONGEST_STEP, 1.01 * LONGEST_STEP, 3.0])
 def test_a_step_too_long_is_not_followed(log_change):
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
     new = a_trail(math.exp(log_change) * matrix, rhs, probes)
-    assert memory.follow(new.solutions, new.images, probes) is None
+    assert memory.follow(cells_of(rhs), new.solutions, new.images) is None
 
 
 def test_a_step_that_is_not_a_number_is_not_followed():
@@ -109,31 +114,48 @@ def test_a_step_that_is_not_a_number_is_not_followed():
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
     new = a_trail(matrix, rhs, probes)
-    assert memory.follow(new.solutions, new.images, probes) is not None
-    assert memory.follow(new.solutions, torch.full_like(new.images, torch.nan), probes) is None
+    assert memory.follow(cells_of(rhs), new.solutions, new.images) is not None
+    assert memory.follow(cells_of(rhs), new.solutions, torch.full_like(new.images, torch.nan)) is None
 
 
 def test_guesses_are_of_the_same_shape_and_precision():
     rows, memory = 30, WarmStart(num_probes=2)
     rhs, probes = dense.randn(rows, 1), memory.probes(rows, LIKE)
-    assert memory.guess(rhs) is None
+    cells = cells_of(rhs)
+    assert memory.guess(cells, rhs) is None
     trail = a_trail(dense.random_psd(rows), rhs, probes)
     memory.keep(trail)
-    assert memory.guess(rhs) is trail.solutions
-    assert memory.guess(rhs.float()) is None
-    assert memory.guess(dense.randn(rows, 2)) is None
-    assert memory.guess(dense.randn(rows + 1, 1)) is None
+    assert memory.guess(cells, rhs) is trail.solutions  # equal cells, in a tensor of their own
+    assert memory.guess(trail.cells, rhs) is trail.solutions
+    assert memory.guess(cells, rhs.float()) is None
+    assert memory.guess(cells, dense.randn(rows, 2)) is None
+    more = dense.randn(rows + 1, 1)
+    assert memory.guess(cells_of(more), more) is None
+
+
+@pytest.mark.parametrize("which", [0, 29])
+def test_other_cells_have_neither_a_guess_nor_a_trail(which):
+    rows, memory = 30, WarmStart(num_probes=2)
+    matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    trail = a_trail(matrix, rhs, probes)
+    memory.keep(trail)
+    elsewhere = cells_of(rhs)
+    elsewhere[which] += 1
+    assert memory.guess(elsewhere, rhs) is None
+    assert memory.follow(elsewhere, trail.solutions, trail.images) is None
+    assert memory.guess(cells_of(rhs), rhs) is trail.solutions
+    assert memory.follow(cells_of(rhs), trail.solutions, trail.images).cells.tolist() == cells_of(rhs).tolist()
 
 
 def test_forget_starts_anew():
     memory, system = WarmStart(num_probes=2), a_system()
     rhs, probes = dense.randn(system.num_train, 1), memory.probes(system.num_train, LIKE)
     memory.keep(a_trail(system.dense(), rhs, probes))
-    with memory.lending(system):
+    with memory.lending(system, KEY):
         solve(system, rhs)
     memory.forget()
-    assert memory.guess(rhs) is None
-    assert memory.follow(torch.zeros(system.num_train, 3), probes, probes) is None
+    assert memory.guess(cells_of(rhs), rhs) is None
+    assert memory.follow(cells_of(rhs), torch.zeros(system.num_train, 3), probes) is None
     assert lent_to(memory, a_system()) is None
 
 
@@ -154,11 +176,17 @@ def test_a_step_aims_at_a_share_of_what_it_begins_with(tolerance, loosest):
     }
     with settings.warm_start(memory), settings.solve_tolerance(1e-7), settings.train_tolerance(1e-5):
         before = settings.tolerance_in_force(training=True)
+        assert memory.tolerance_now is None
+        assert before == 1e-5
         for start, expected in cases.items():
             with memory.aiming(start):
+                assert memory.tolerance_now == pytest.approx(expected)
                 assert settings.tolerance_in_force(training=True) == pytest.approx(expected)
                 assert settings.tolerance_in_force() == 1e-7
+            assert memory.tolerance_now is None
             assert settings.tolerance_in_force(training=True) == before
+        with memory.aiming():  # of nothing: as far as a solve goes
+            assert settings.tolerance_in_force(training=True) == pytest.approx(tolerance)
         with pytest.raises(KeyboardInterrupt), memory.aiming(5.0):
             raise KeyboardInterrupt
         assert settings.tolerance_in_force(training=True) == before
@@ -168,6 +196,7 @@ def test_a_step_aims_at_a_share_of_what_it_begins_with(tolerance, loosest):
 
 SHAPE = (9, 8)
 RANK = 12
+KEY = ("ignore", RANK)  # the settings in force
 
 
 def factors(scale=1.0, theta=0.3):
@@ -186,8 +215,8 @@ def solve(system, rhs, rank=RANK, **arguments):
     return solution, report
 
 
-def lent_to(memory, system):
-    with memory.lending(system):
+def lent_to(memory, system, key=KEY):
+    with memory.lending(system, key):
         return system.loan
 
 
@@ -208,12 +237,12 @@ def lent_to(memory, system):
 def test_a_preconditioner_is_reused_nearby_and_set_up_anew_beyond(other, serves):
     memory, first, second = WarmStart(), a_system(), a_system(**other)
     rhs = dense.randn(first.num_train, 1)
-    with memory.lending(first):
+    with memory.lending(first, KEY):
         assert first.loan is None
         solve(first, rhs)
     assert first.loan is None
     own = first.last_preconditioner
-    with memory.lending(second):
+    with memory.lending(second, KEY):
         if serves:
             assert second.loan.left_over == math.inf
             assert own.left_over < math.inf  # what the system has itself is left as it was
@@ -225,7 +254,7 @@ def test_a_preconditioner_is_reused_nearby_and_set_up_anew_beyond(other, serves)
         assert (second.last_preconditioner is None) == serves
     assert second.loan is None
     third = a_system(**other)
-    with memory.lending(third):
+    with memory.lending(third, KEY):
         # beyond, the new one has taken its place
         assert third.loan is not None
         assert (third.loan is lent) == serves
@@ -233,7 +262,7 @@ def test_a_preconditioner_is_reused_nearby_and_set_up_anew_beyond(other, serves)
 
 def test_another_shape_or_another_number_of_observations_is_not_served():
     memory, first = WarmStart(), a_system()
-    with memory.lending(first):
+    with memory.lending(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
     index = dense.observed("random", SHAPE)
     noise = torch.tensor([0.05], dtype=torch.float64)
@@ -246,21 +275,30 @@ def test_another_shape_or_another_number_of_observations_is_not_served():
 def test_other_observed_cells_are_not_served():
     """As many observations elsewhere on the same grid: a preconditioner of other rows is none."""
     memory, first = WarmStart(), a_system()
-    with memory.lending(first):
+    with memory.lending(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
     elsewhere = dense.observed("random", SHAPE, seed=5)
     assert len(elsewhere) == first.num_train
     assert lent_to(memory, GapSystem(factors(), elsewhere, torch.tensor([0.05], dtype=torch.float64))) is None
 
 
+@pytest.mark.parametrize("key", [("ignore", RANK + 1), ("ignore", None), ("auto", RANK), None])
+def test_other_settings_are_not_served(key):
+    memory, first = WarmStart(), a_system()
+    with memory.lending(first, KEY):
+        solve(first, dense.randn(first.num_train, 1))
+    assert lent_to(memory, a_system(), key) is None
+    assert lent_to(memory, a_system(), ("ignore", RANK)) is not None
+
+
 def test_a_loan_ends_with_an_exception():
     memory, first, second = WarmStart(), a_system(), a_system()
-    with memory.lending(first):
+    with memory.lending(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
     seen = []
 
     def interrupted():
-        with memory.lending(second):
+        with memory.lending(second, KEY):
             seen.append(second.loan)
             raise KeyboardInterrupt
 
@@ -272,7 +310,7 @@ def test_a_loan_ends_with_an_exception():
 
 def test_a_system_that_needed_no_preconditioner_lends_none():
     memory, system = WarmStart(), a_system()
-    with memory.lending(system):
+    with memory.lending(system, KEY):
         solve(system, dense.randn(system.num_train, 1), rank=0)
     assert lent_to(memory, a_system()) is None
 
@@ -280,10 +318,9 @@ def test_a_system_that_needed_no_preconditioner_lends_none():
 def test_the_rank_asked_for_is_respected_outside_a_warm_start():
     memory, system = WarmStart(), a_system()
     rhs = dense.randn(system.num_train, 1)
-    with memory.lending(system):
+    with memory.lending(system, KEY):
         solve(system, rhs, rank=40)
-    with memory.lending(system):
-        pass
+    assert lent_to(memory, system) is not None
     _, report = solve(system, rhs, rank=5)
     assert report.rank == 5
     assert system.last_preconditioner.rank == 5
@@ -305,10 +342,10 @@ def test_sums_borrow_too(scale, serves):
     memory, first, second = WarmStart(), sum_operator(), sum_operator(scale)
     rhs = dense.randn(first.size(-1), 1)
     with settings.gap_method("ignore"), settings.preconditioner_rank(RANK), settings.solve_tolerance(1e-10):
-        with memory.lending(first._system()):
+        with memory.lending(first._system(), KEY):
             first.solve(rhs)
         system = second._system()
-        with memory.lending(system):
+        with memory.lending(system, KEY):
             assert (system.loan is not None) == serves
             assert not serves or system.loan.left_over == math.inf
             solution = second.solve(rhs)
@@ -341,9 +378,9 @@ def test_bad_arguments(arguments, message):
         WarmStart(**arguments)
 
 
-@pytest.mark.parametrize("seed", ["a", 0.5, None])
+@pytest.mark.parametrize("seed", ["a", 0.5, 1.0, None, -1, True])
 def test_a_bad_seed_is_refused_where_it_is_given(seed):
-    with pytest.raises(ValueError, match="WarmStart: seed: got"):
+    with pytest.raises(ValueError, match=f"WarmStart: seed: got {seed!r}, expected an integer, at least 0"):
         WarmStart(seed=seed)
 
 
@@ -362,11 +399,11 @@ def test_state_dict_round_trip(tmp_path):
     copied = WarmStart(num_probes=2)
     copied.keep(a_trail(dense.random_psd(7), dense.randn(7, 1), copied.probes(7, LIKE)))  # to be replaced
     copied.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
-    assert torch.equal(copied.guess(rhs), memory.guess(rhs))
-    assert torch.equal(copied.guess(rhs[1:]), memory.guess(rhs[1:]))
-    assert copied.guess(dense.randn(7, 1)) is None
+    assert torch.equal(copied.guess(cells_of(rhs), rhs), memory.guess(cells_of(rhs), rhs))
+    assert torch.equal(copied.guess(cells_of(rhs[1:]), rhs[1:]), memory.guess(cells_of(rhs[1:]), rhs[1:]))
+    assert copied.guess(torch.arange(0, 21, 3), dense.randn(7, 1)) is None
     new = a_trail(1.05 * matrix, rhs, probes)
-    ours, theirs = (m.follow(new.solutions, new.images, probes) for m in (memory, copied))
+    ours, theirs = (m.follow(cells_of(rhs), new.solutions, new.images) for m in (memory, copied))
     assert torch.equal(ours.value, theirs.value)
     assert torch.equal(ours.standard_error, theirs.standard_error)
 
@@ -375,12 +412,12 @@ def test_a_state_is_a_copy_that_later_steps_leave_alone():
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
-    state, before = memory.state_dict(), memory.guess(rhs).clone()
+    state, before = memory.state_dict(), memory.guess(cells_of(rhs), rhs).clone()
     new = a_trail(1.05 * matrix, rhs, probes)
-    memory.keep(memory.follow(new.solutions, new.images, probes))
-    assert not torch.equal(memory.guess(rhs), before)
+    memory.keep(memory.follow(cells_of(rhs), new.solutions, new.images))
+    assert not torch.equal(memory.guess(cells_of(rhs), rhs), before)
     memory.load_state_dict(state)
-    assert torch.equal(memory.guess(rhs), before)
+    assert torch.equal(memory.guess(cells_of(rhs), rhs), before)
     assert float(memory._trails[rows].value) == 0.0
 
 
@@ -390,3 +427,4 @@ def test_str_tells_all_apart_that_give_other_numbers():
     strings = {str(WarmStart()), *(str(WarmStart(**{name: value})) for name, value in others.items())}
     assert len(strings) == 1 + len(others)
     assert str(WarmStart()) == str(WarmStart(4, 1e-2, loosest=0.1, seed=0))
+    assert str(WarmStart(3, 1e-3, loosest=0.2, seed=7)) == "3 probes of seed 7, to 0.001, at most 0.2"
