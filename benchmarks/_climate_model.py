@@ -34,7 +34,7 @@ _LAG_MARGIN = 0.02  # of correlation, by which another day must fit better befor
 _PASSES = 5
 
 
-# -- what goes in front --------------------------------------------------------------------------------------------------
+# -- what goes in front ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def moved(values: np.ndarray, shift: np.ndarray) -> np.ndarray:
     return result
 
 
-# -- the model -----------------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 PLACE = 3  # columns of a place: east, north, height, its code, code of its output
 OUTPUT = 4

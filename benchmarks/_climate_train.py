@@ -23,7 +23,10 @@ RANK = 1024  # of the preconditioner
 PROBES = 2  # the data are so many that two determine the gradient better than they do
 ENOUGH = 1e-3  # nats an observation, in as many steps as are averaged: beyond that held-out errors no longer change
 LEARNING_RATES = (0.1, 0.03)  # until the loss no longer falls; then to settle
-STEPS, MONTHLY_STEPS = (30, 10), (10, 4)  # monthly means have little noise: training on is slow, and errors no longer fall
+STEPS, MONTHLY_STEPS = (
+    (30, 10),
+    (6, 2),
+)  # monthly means have little noise: training on is slow, and errors no longer fall
 SAMPLES = 32  # of the posterior, for its standard deviations
 MEAN_TOLERANCE, SAMPLE_TOLERANCE = 1e-4, 1e-2
 
@@ -91,19 +94,33 @@ def predict(trained: Trained, samples: int = SAMPLES) -> tuple[np.ndarray, np.nd
     model, shape = trained.model, trained.climate.values.shape
     with trained.phase("mean"):
         mean = posterior_mean(model).reshape(shape)
-    with trained.phase("standard deviation"), torch.no_grad(), fast():
-        with settings.solve_tolerance(SAMPLE_TOLERANCE), settings.variance_method("pathwise"):
-            with settings.variance_samples(samples):
-                variance = model(model.grid.points()).variance.reshape(-1, model.likelihood.noise.numel())
+    with (
+        trained.phase("standard deviation"),
+        torch.no_grad(),
+        fast(),
+        settings.solve_tolerance(SAMPLE_TOLERANCE),
+        settings.variance_method("pathwise"),
+        settings.variance_samples(samples),
+    ):
+        variance = model(model.grid.points()).variance.reshape(-1, model.likelihood.noise.numel())
         deviation = (variance + model.likelihood.noise).sqrt().reshape(shape).numpy()
     return trained.anomalies.recorded(mean) + trained.anomalies.cycle, trained.anomalies.recorded(deviation)
 
 
 def posterior_mean(model: ExactGP, rank: int | None = RANK) -> np.ndarray:
-    """At every cell of the grid."""
-    with torch.no_grad(), fast(rank), settings.solve_tolerance(MEAN_TOLERANCE):
-        with gpytorch.settings.skip_posterior_variances():
-            return model(model.grid.points()).mean.numpy()
+    """At every cell of the grid, by the means that make training fast."""
+    with fast(rank):
+        return mean_of(model)
+
+
+def mean_of(model: ExactGP) -> np.ndarray:
+    """At every cell of the grid, by the method in force."""
+    with (
+        torch.no_grad(),
+        settings.solve_tolerance(MEAN_TOLERANCE),
+        gpytorch.settings.skip_posterior_variances(),
+    ):
+        return model(model.grid.points()).mean.numpy()
 
 
 def scores(
@@ -113,7 +130,9 @@ def scores(
     found = {}
     for o, name in enumerate(climate.output):
         own = cells[..., o]
-        truth, m, s = (torch.from_numpy(np.asarray(x[..., o][own], dtype=np.float64)) for x in (climate.values, mean, deviation))
+        truth, m, s = (
+            torch.from_numpy(np.asarray(x[..., o][own], dtype=np.float64)) for x in (climate.values, mean, deviation)
+        )
         found[name] = gaps.score(MultivariateNormal(m, DiagLinearOperator(s.square())), truth)
     return found
 
@@ -163,10 +182,15 @@ def peak_gib() -> float:
 def log_likelihood(model: ExactGP, probes: int = 4) -> tuple[float, float]:
     """Nats an observation, and its standard error: estimated afresh, whatever was followed while training."""
     model.train()
-    with torch.no_grad(), fast(None), gpytorch.settings.num_trace_samples(probes), gaps.record_solves() as record:
-        with settings.train_tolerance(1e-3):
-            objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-            value = float(objective(model(*model.train_inputs), model.train_targets))
+    with (
+        torch.no_grad(),
+        fast(None),
+        settings.train_tolerance(1e-3),
+        gpytorch.settings.num_trace_samples(probes),
+        gaps.record_solves() as record,
+    ):
+        objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        value = float(objective(model(*model.train_inputs), model.train_targets))
     model.eval()
     error = record.logdets[-1].standard_error
     count = len(model.train_targets)

@@ -306,8 +306,8 @@ def test_history_of_plain_gpytorch():
     seconds = {"seconds", "solve_seconds", "gradient_seconds"}
     assert set(columns) == {"loss", "noise", "iterations", "worst_residual", "standard_error", *seconds}
     for whole, solves, gradient in zip(*(columns[name] for name in sorted(seconds, key=len)), strict=True):
-        assert 0 <= solves
-        assert 0 < gradient
+        assert solves >= 0
+        assert gradient > 0
         assert solves + gradient < whole
     assert {len(values) for values in columns.values()} == {4}
     columns["loss"].clear()

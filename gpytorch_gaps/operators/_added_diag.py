@@ -170,8 +170,12 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
         path = self._logdet_path()
         memory = settings.warm_start.value()
-        if memory is not None and together and not self.batch_shape and self._is_estimate(path):
-            return self._warm_inv_quad_logdet(memory, self._columns("inv_quad_rhs", inv_quad_rhs), reduce_inv_quad, path)
+        remembered = memory is not None and together and not self.batch_shape
+        if remembered and self._is_estimate(path):
+            assert inv_quad_rhs is not None
+            return self._warm_inv_quad_logdet(
+                memory, self._columns("inv_quad_rhs", inv_quad_rhs), reduce_inv_quad, path
+            )
         if together and path == ("stochastic", "data"):
             # one run of conjugate gradients serves probes and right-hand sides
             quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))

@@ -136,7 +136,7 @@ def krylov_solve(
     iterations, tridiagonal = 0, None
     for attempt in range(_MAX_PASSES):
         size = residual.norm(dim=-2)
-        if (attempt or guess is not None) and not bool((size > tolerance * norm).any()) or iterations >= budget:
+        if ((attempt or guess is not None) and not bool((size > tolerance * norm).any())) or iterations >= budget:
             break
         floor = 0.0 if inner == torch.float64 else 10 * torch.finfo(inner).eps
 

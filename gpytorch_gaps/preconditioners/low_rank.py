@@ -141,7 +141,7 @@ class LowRankPreconditioner:
 
     @cached_property
     def _float32_will_do(self) -> bool:
-        """Whether there is time to be saved, and rounding of ``eps max(c) / min(D)`` leaves a preconditioner what it is."""
+        """Whether there is time to be saved, and rounding of ``eps max(c) / min(D)`` leaves it a preconditioner."""
         ratio = self.coefficients.amax() / self.diagonal.amin() if self._leading else self.diagonal.new_zeros(())
         large = self.num_cells >= _LARGE and self.root is None
         return large and bool(ratio * torch.finfo(torch.float32).eps < _ROUNDED)
