@@ -36,8 +36,9 @@ def test_a_cycle_of_two_harmonics_is_found(small):
     np.testing.assert_allclose(found[:, observed], np.broadcast_to(cycle[:, None], found[:, observed].shape), atol=0.05)
 
 
-def test_records_of_another_day_are_moved_back_and_forth(small):
-    anomalies = Anomalies.of(small, small.values)
+def test_records_of_another_day_are_moved_back_and_forth():
+    climate = synthetic_climate(years=6, stations=10, gappiness=0.3)
+    anomalies = Anomalies.of(climate, climate.values)
     truth = np.zeros_like(anomalies.shift)
     truth[:, 2, 1], truth[3:, 4, 0] = 1, -1  # whole history of one output, the last years of another
     late = moved(anomalies.values, -truth)
