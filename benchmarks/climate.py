@@ -55,7 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="what to do; default: study")
     parser.add_argument("--cap", type=float, default=240.0, help="seconds that a method may take")
     parser.add_argument("--steps", type=int, default=10, help="of training in 'methods' and 'warm'")
-    parser.add_argument("--method", action="append", choices=list(METHODS), help="of 'methods'; default: all")
+    parser.add_argument(
+        "--method", action="append", choices=list(METHODS), help="of 'methods' (default: all) and 'warm' (IG_1000)"
+    )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--quiet", action="store_true", help="without progress bars")
     options = parser.parse_args(arguments)
@@ -160,11 +162,11 @@ def methods(climate: StationClimate, options: argparse.Namespace) -> tuple[dict[
 
 
 def warm(climate: StationClimate, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    return compare_starts(climate, options.steps)
+    return compare_starts(climate, options.steps, (options.method or ["IG_1000"])[0])
 
 
 def botorch(climate: StationClimate, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    return botorch_row(climate, options.cap)
+    return botorch_row(climate, options.cap, options.steps)
 
 
 if __name__ == "__main__":

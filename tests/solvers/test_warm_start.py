@@ -100,6 +100,17 @@ def test_a_multiple_is_followed_by_its_hyperbolic_sine(log_change):
     assert abs(float(trail.value) / (rows * log_change) - 1.0) < 1.01 * LONGEST_STEP**2 / 6.0
 
 
+def test_loose_solves_let_the_value_drift_no_further_than_their_share_of_the_step():
+    rows, loose, memory = 60, 0.1, WarmStart(num_probes=3)
+    matrix, rhs, probes = dense.random_psd(rows, floor=0.5), dense.randn(rows, 1), memory.probes(rows, LIKE)
+    exact = [a_trail(math.exp(0.01 * step) * matrix, rhs, probes) for step in range(6)]
+    for step, trail in enumerate(exact):
+        trail.solutions = trail.solutions * (1.0 + loose * (-1) ** step)  # as far off as a residual of a tenth
+        memory.keep(trail if step == 0 else memory.follow(cells_of(rhs), trail.solutions, trail.images))
+    found = float(memory._trails[rows].value)
+    assert abs(found - 0.05 * rows) < loose * 0.05 * rows
+
+
 @pytest.mark.parametrize("log_change", [-1.01 * LONGEST_STEP, 1.01 * LONGEST_STEP, 3.0])
 def test_a_step_too_long_is_not_followed(log_change):
     rows, memory = 30, WarmStart(num_probes=2)
