@@ -23,10 +23,8 @@ RANK = 1024  # of the preconditioner
 PROBES = 2  # the data are so many that two determine the gradient better than they do
 ENOUGH = 1e-3  # nats an observation, in as many steps as are averaged: beyond that held-out errors no longer change
 LEARNING_RATES = (0.1, 0.03)  # until the loss no longer falls; then to settle
-STEPS, MONTHLY_STEPS = (
-    (30, 10),
-    (6, 2),
-)  # monthly means have little noise: training on is slow, and errors no longer fall
+STEPS = (30, 10)  # at most
+MONTHLY_STEPS = (6, 2)  # monthly means have little noise: training on is slow, and errors no longer fall
 SAMPLES = 32  # of the posterior, for its standard deviations
 MEAN_TOLERANCE, SAMPLE_TOLERANCE = 1e-4, 1e-2
 

@@ -96,7 +96,7 @@ def krylov_solve(
     :param matmul: the product with a matrix of batch shape `batch_shape`, in float64, and in that of `inner`.
     :param num_tridiag: how many leading columns are probes whose Lanczos matrices are wanted.
     :param guess: of the solution, to start from; not with probes.
-    :param inner: precision of the iterations without probes; what they come to is refined in float64.
+    :param inner: precision of the iterations; what they come to is refined in float64.
     """
     if _one_by_one(rhs, batch_shape):
         some = [
