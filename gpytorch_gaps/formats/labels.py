@@ -1,0 +1,60 @@
+"""Labelled values as numbers that are stored, and plain arrays as labelled ones."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpytorch_gaps.formats.opened import Opened
+from gpytorch_gaps.formats.values import to_dtype
+
+if TYPE_CHECKING:
+    import xarray
+
+# What of a variable's encoding is about its meaning, not about its storage.
+MEANING = ("units", "calendar", "coordinates", "grid_mapping", "bounds", "cell_measures", "ancillary_variables")
+
+
+def without(data: Any, gap_value: float) -> Any:
+    """NaN for `gap_value`; where numbers are packed, for what is nearer to it than to the next number."""
+
+    def one(values: "xarray.DataArray") -> "xarray.DataArray":
+        scale = values.encoding.get("scale_factor")
+        if scale is not None:
+            return values.where(abs(values - gap_value) > abs(float(scale)) / 2)
+        value = values.dtype.type(gap_value) if values.dtype.kind == "f" else gap_value
+        return values.where(values != value)
+
+    return data.map(one, keep_attrs=True) if hasattr(data, "data_vars") else one(data)
+
+
+def meaning(variable: "xarray.DataArray") -> dict[str, Any]:
+    return {key: variable.encoding[key] for key in MEANING if key in variable.encoding}
+
+
+def packed(values: np.ndarray, encoding: dict, dtype: np.dtype) -> np.ndarray:
+    """`values` as stored: scaled, never a fill value, in `dtype`, which may stand for its signed or unsigned twin."""
+    values = values.astype(np.float64, copy=False)
+    if "scale_factor" in encoding or "add_offset" in encoding:
+        values = (values - encoding.get("add_offset", 0.0)) / encoding.get("scale_factor", 1.0)
+    twin = {"true": "u", "false": "i"}.get(str(encoding.get("_Unsigned")), dtype.kind)
+    meant = np.dtype(f"{twin}{dtype.itemsize}") if dtype.kind in "iu" else dtype
+    marks = [np.asarray(encoding[key]).ravel() for key in ("_FillValue", "missing_value") if key in encoding]
+    stored = to_dtype(values, meant, [mark for some in marks for mark in some.astype(meant, casting="unsafe").tolist()])
+    return stored.view(dtype.newbyteorder("=")) if meant.kind != dtype.kind else stored
+
+
+def labelled(opened: Opened, filled: Any) -> "xarray.DataArray":
+    """A table or an array with its coordinates."""
+    import xarray
+
+    if hasattr(filled, "columns"):
+        labels = [
+            (str(filled.index.name or "row"), filled.index),
+            (str(filled.columns.name or "column"), filled.columns),
+        ]
+        coordinates: list = [(name, label.to_numpy()) for name, label in labels]
+    else:
+        coordinates = opened.coordinates or [None] * filled.ndim
+    dims = [found[0] if found else f"dim_{i}" for i, found in enumerate(coordinates)]
+    name = opened.name if opened.name not in dims else "values"
+    return xarray.DataArray(np.asarray(filled), dict(filter(None, coordinates)), dims, name)
