@@ -12,7 +12,7 @@ from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOper
 class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
     """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: variances and draws are those of the posterior, and noise.
 
-    :param linear_ops: a :class:`PosteriorCovarianceOperator` and a diagonal operator.
+    Made of a ``PosteriorCovarianceOperator`` and a diagonal operator.
     """
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
