@@ -6,6 +6,7 @@ a transparent colour of 8 bits becomes alpha, gray of fewer than 8 bits becomes 
 """
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import numpy as np
 
 from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.opened import Opened, reading, single_array
-from gpytorch_gaps.formats.values import ArrayFile, as_array, equal_to, is_gap
+from gpytorch_gaps.formats.values import ArrayFile, as_array, beside, equal_to, is_gap, put
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "P": "RGB", "PA": "RGBA"}
 WITH_ALPHA = {"L": "LA", "RGB": "RGBA", "LA": "LA", "RGBA": "RGBA"}
+
+CARRIED = (b"cHRM", b"cICP", b"gAMA", b"sRGB", b"iTXt", b"tEXt", b"zTXt")  # what the colours mean; texts
 
 
 class Png(ArrayFile):
@@ -25,7 +28,7 @@ class Png(ArrayFile):
     packages = ("PIL.Image",)
 
     alpha: np.ndarray | None
-    about: dict[str, Any]  # resolution, colour profile, EXIF, the gray of 16 bits that is transparent
+    about: dict[str, Any]  # resolution, colours, texts, EXIF, the gray of 16 bits that is transparent
 
     @classmethod
     def read(cls, path: Path, variable: str | None, gap_value: float | None) -> Opened:
@@ -43,28 +46,45 @@ class Png(ArrayFile):
             )
         with reading(path, "a PNG image"), Image.open(path) as image:
             pixels, alpha = _pixels(image)
+            frames = getattr(image, "n_frames", 1)
             about: dict[str, Any] = {
                 key: image.info[key] for key in ("dpi", "icc_profile", "exif") if key in image.info
             }
             if depth == 16 and "transparency" in image.info:
                 about["transparency"] = image.info["transparency"]
+            about["pnginfo"] = _carried(path)
+        if frames > 1:
+            warnings.warn(f"{path}: only the first of {frames} images is read and written", stacklevel=3)
         values = [value for value in (gap_value, about.get("transparency")) if value is not None]
         gap = np.zeros(pixels.shape[:2], dtype=bool) if alpha is None else alpha == 0
         for value in values:
             gap |= equal_to(pixels, value).reshape(*gap.shape, -1).all(axis=2)
         opened = cls(path, pixels)
         opened.data = np.ma.MaskedArray(pixels, mask=gap if pixels.ndim == 2 else np.dstack([gap] * pixels.shape[2]))
-        opened.reserved = values if pixels.ndim == 2 else ()  # of a colour, one channel may well be that
+        opened.reserved = values
         opened.alpha, opened.about = alpha, about
         return opened
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
-        pixels, alpha = self._converted(filled, lossless), self.alpha
-        if alpha is not None:
-            new = is_gap(self.data) & ~is_gap(filled)
-            opaque = new.all(axis=2) if new.ndim == 3 else new
-            pixels = np.dstack([pixels, np.where(opaque, 255, alpha).astype(np.uint8)])
+        pixels = self._converted(filled, lossless)
+        if self.alpha is not None:
+            pixels = np.dstack([pixels, np.where(self._filled_pixels(filled), 255, self.alpha).astype(np.uint8)])
         _save(pixels, path, **self.about)
+
+    def _filled_pixels(self, filled: Any) -> np.ndarray:
+        new = is_gap(self.data) & ~is_gap(filled)
+        return new if new.ndim == 2 else new.all(axis=2)
+
+    def _converted(self, filled: Any, lossless: bool) -> np.ndarray:
+        """A colour is a gap where all of its channels are, so that it is enough to move one of them."""
+        if lossless or self.held.ndim == 2:
+            return super()._converted(filled, lossless)
+        pixels = put(self.held, self.data, filled)
+        for value in self.reserved:
+            again = self._filled_pixels(filled) & equal_to(pixels, value).all(axis=2)
+            if again.any():
+                pixels[again, 0] = beside(value, pixels.dtype, self.reserved)
+        return pixels
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
@@ -96,6 +116,21 @@ def _pixels(image: Any) -> tuple[np.ndarray, np.ndarray | None]:
     if mode in ("L", "RGB"):
         return array, None
     return (array[..., 0] if mode == "LA" else array[..., :3]), array[..., -1]
+
+
+def _carried(path: Path) -> Any:
+    """The `CARRIED` chunks of a PNG file: length, name, content, checksum."""
+    from PIL.PngImagePlugin import PngInfo
+
+    found = PngInfo()
+    with path.open("rb") as stream:
+        stream.seek(len(SIGNATURE))
+        while len(start := stream.read(8)) == 8:
+            content = stream.read(int.from_bytes(start[:4], "big"))
+            stream.seek(4, io.SEEK_CUR)
+            if start[4:] in CARRIED:
+                found.add(start[4:], content)
+    return found
 
 
 def _save(pixels: np.ndarray, path: Path, **about: Any) -> None:

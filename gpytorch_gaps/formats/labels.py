@@ -31,15 +31,22 @@ def meaning(variable: "xarray.DataArray") -> dict[str, Any]:
     return {key: variable.encoding[key] for key in MEANING if key in variable.encoding}
 
 
-def packed(values: np.ndarray, encoding: dict, dtype: np.dtype) -> np.ndarray:
-    """`values` as stored: scaled, never a fill value, in `dtype`, which may stand for its signed or unsigned twin."""
-    values = values.astype(np.float64, copy=False)
-    if "scale_factor" in encoding or "add_offset" in encoding:
-        values = (values - encoding.get("add_offset", 0.0)) / encoding.get("scale_factor", 1.0)
+def packed(values: np.ndarray, encoding: dict, dtype: np.dtype, gap_value: float | None) -> np.ndarray:
+    """`values` as stored: scaled, never a fill value nor `gap_value`, in `dtype`, or in its signed or unsigned twin."""
+
+    def scaled(numbers: Any) -> Any:
+        if "scale_factor" in encoding or "add_offset" in encoding:
+            return (numbers - encoding.get("add_offset", 0.0)) / encoding.get("scale_factor", 1.0)
+        return numbers
+
+    values = scaled(values.astype(np.float64, copy=False))
     twin = {"true": "u", "false": "i"}.get(str(encoding.get("_Unsigned")), dtype.kind)
     meant = np.dtype(f"{twin}{dtype.itemsize}") if dtype.kind in "iu" else dtype
     marks = [np.asarray(encoding[key]).ravel() for key in ("_FillValue", "missing_value") if key in encoding]
-    stored = to_dtype(values, meant, [mark for some in marks for mark in some.astype(meant, casting="unsafe").tolist()])
+    reserved = [mark for some in marks for mark in some.astype(meant, casting="unsafe").tolist()]
+    if gap_value is not None:
+        reserved.append(scaled(gap_value) if meant.kind == "f" else np.rint(scaled(gap_value)))
+    stored = to_dtype(values, meant, reserved)
     return stored.view(dtype.newbyteorder("=")) if meant.kind != dtype.kind else stored
 
 
@@ -48,13 +55,18 @@ def labelled(opened: Opened, filled: Any) -> "xarray.DataArray":
     import xarray
 
     if hasattr(filled, "columns"):
-        labels = [
-            (str(filled.index.name or "row"), filled.index),
-            (str(filled.columns.name or "column"), filled.columns),
-        ]
-        coordinates: list = [(name, label.to_numpy()) for name, label in labels]
+        row, column, name = table_names(filled, "row", "column")
+        coordinates: list = [(row, filled.index.to_numpy()), (column, filled.columns.to_numpy())]
     else:
+        name = opened.name
         coordinates = opened.coordinates or [None] * filled.ndim
     dims = [found[0] if found else f"dim_{i}" for i, found in enumerate(coordinates)]
-    name = opened.name if opened.name not in dims else "values"
     return xarray.DataArray(np.asarray(filled), dict(filter(None, coordinates)), dims, name)
+
+
+def table_names(table: Any, row: str, column: str) -> tuple[str, str, str]:
+    """What to call the rows, the columns and the values of a table, each otherwise."""
+    row = str(table.index.name or row)
+    column = str(table.columns.name or column)
+    column = column if column != row else f"{column}_"
+    return row, column, "values" if "values" not in (row, column) else "table_values"

@@ -10,6 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpytorch_gaps.files import write_whole
+from gpytorch_gaps.formats.labels import table_names
 from gpytorch_gaps.formats.opened import Opened, choose, reading, require_numbers, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array, equal_to, is_gap, plain, put, slabs
 
@@ -19,25 +20,29 @@ Header = tuple[tuple[int, ...], np.dtype]
 class NpyFile(ArrayFile):
     suffixes = (".npy",)
 
+    dtype: np.dtype  # with the byte order of the file
+    fortran_order: bool
+
     @classmethod
     def read(cls, path: Path, variable: str | None, gap_value: float | None) -> Opened:
         expected = "an .npy array without Python objects"
         with reading(path, expected), path.open("rb") as stream:
-            header = _header(stream)
-        require_numbers(path, "the array", *header)
+            shape, dtype, fortran_order = _header(stream)
+        require_numbers(path, "the array", shape, dtype)
         with reading(path, expected):
             held = np.load(path, mmap_mode="r", allow_pickle=False)
         if not held.dtype.isnative:
             held = held.astype(held.dtype.newbyteorder("="))  # read, for nothing computes with swapped bytes
-        return cls(path, held, () if gap_value is None else (gap_value,))
+        opened = cls(path, held, () if gap_value is None else (gap_value,))
+        opened.dtype, opened.fortran_order = dtype, fortran_order
+        return opened
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
         if lossless:
             return self._write_new(self, plain(filled), path)
 
         def write(stream: IO[bytes]) -> None:
-            order = self.held.flags.f_contiguous and not self.held.flags.c_contiguous
-            result = np.lib.format.open_memmap(stream.name, "w+", self.held.dtype, self.held.shape, bool(order))
+            result = np.lib.format.open_memmap(stream.name, "w+", self.dtype, self.held.shape, self.fortran_order)
             for rows in slabs(self.held.shape, self.held.itemsize):
                 result[rows] = put(self.held[rows], self.data[rows], filled[rows], self.reserved)
             result.flush()
@@ -58,6 +63,8 @@ class NpzFile(ArrayFile):
     suffixes = (".npz",)
     has_variables = True
 
+    dtype: np.dtype  # with the byte order of the file
+
     @classmethod
     def read(cls, path: Path, variable: str | None, gap_value: float | None) -> Opened:
         """The array `variable`, or the only one with gaps, or the only one that is no coordinate of another."""
@@ -76,6 +83,7 @@ class NpzFile(ArrayFile):
         name = choose(path, headers, variable)
         require_numbers(path, f"the array {name!r}", *headers[name])
         opened = cls(path, load(name), reserved, name=name)
+        opened.dtype = headers[name][1]
         opened.coordinates = _coordinates(path, name, headers, load)
         if any(opened.coordinates):
             opened.axes = [None if found is None else _numbers(found[1]) for found in opened.coordinates]
@@ -83,6 +91,7 @@ class NpzFile(ArrayFile):
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
         array = self._converted(filled, lossless)
+        array = array if lossless else array.astype(self.dtype, copy=False)
 
         def write(stream: IO[bytes]) -> None:
             with zipfile.ZipFile(self.path) as source, zipfile.ZipFile(stream, "w") as target:
@@ -115,11 +124,12 @@ class NpzFile(ArrayFile):
         """An .npz takes everything."""
 
 
-def _header(stream: IO[bytes]) -> Header:
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape, dtype, and whether the first index runs fastest."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
-    return shape, dtype
+    shape, fortran_order, dtype = read(stream)
+    return shape, dtype, fortran_order
 
 
 def _headers(path: Path) -> dict[str, Header]:
@@ -129,7 +139,7 @@ def _headers(path: Path) -> dict[str, Header]:
         for member in archive.namelist():
             if member.endswith(".npy"):
                 with archive.open(member) as stream:
-                    found[member.removesuffix(".npy")] = _header(stream)
+                    found[member.removesuffix(".npy")] = _header(stream)[:2]
     return found
 
 
@@ -167,7 +177,7 @@ def _coordinates(
     for other, (its_shape, dtype) in headers.items():
         if other != name and len(its_shape) == 1 and its_shape[0] in shape and dtype.kind in "iufM":
             array = load(other)
-            if (array[1:] > array[:-1]).all() or (array[1:] < array[:-1]).all():
+            if np.isfinite(array).all() and ((array[1:] > array[:-1]).all() or (array[1:] < array[:-1]).all()):
                 by_length.setdefault(its_shape[0], []).append((other, array))
     for length, matches in by_length.items():
         if len(matches) == 1 and shape.count(length) == 1:
@@ -193,11 +203,11 @@ def _named_arrays(opened: Opened, filled: Any) -> dict[str, np.ndarray]:
         held = filled.to_dataset(name=filled.name or opened.name) if hasattr(filled, "to_dataset") else filled
         arrays = {str(name): held[name].values for name in held.variables}
     elif hasattr(filled, "columns"):
-        labels = ((filled.index.name or "index", filled.index), (filled.columns.name or "columns", filled.columns))
-        arrays = {opened.name: filled.values, **{str(name): label.values for name, label in labels}}
+        row, column, name = table_names(filled, "index", "columns")
+        arrays = {name: filled.values, row: filled.index.values, column: filled.columns.values}
     else:
         arrays = {opened.name: filled, **dict(found for found in opened.coordinates if found)}
     return {
-        name: np.asarray(a).astype(str) if getattr(a.dtype, "kind", "O") not in "biufmMU" else np.asarray(a)
+        name: np.asarray(a).astype(str) if getattr(a.dtype, "kind", "O") not in "biufmMSU" else np.asarray(a)
         for name, a in arrays.items()
     }

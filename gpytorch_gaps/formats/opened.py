@@ -5,7 +5,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,10 +82,11 @@ class Opened(ABC):
         if got != expected:
             raise ValueError(f"filled: got {got}, expected {expected}, as in {self.path}")
         kind = format_of(path)
-        if isinstance(self, kind):
-            self._write_again(filled, path, lossless)
-        else:
-            kind._write_new(self, self._converted(filled, lossless), path)
+        with explained(f"output: {self.path} cannot be written as {path}", OSError):  # a full disk says so itself
+            if isinstance(self, kind):
+                self._write_again(filled, path, lossless)
+            else:
+                kind._write_new(self, self._converted(filled, lossless), path)
 
     def close(self) -> None:  # noqa: B027  most formats keep nothing open
         """Lets go of the file; lazily read data cannot be read any more."""
@@ -120,17 +121,20 @@ def require(path: Path, *packages: str) -> None:
 
 
 @contextmanager
-def reading(path: Path, expected: str) -> Iterator[None]:
-    """What a library says of a broken file, in whatever exception, as one ValueError that names the file."""
+def explained(what: str, *passed: type[Exception]) -> Iterator[None]:
+    """What a library says, in whatever exception but the `passed` ones, as one ValueError that begins with `what`."""
     try:
         yield
-    except (ImportError, MemoryError, FileNotFoundError, PermissionError):
-        raise
     except Exception as error:
+        if isinstance(error, (ImportError, MemoryError, *passed)):
+            raise
         reason = str(error).strip().splitlines()
-        raise ValueError(
-            f"{path}: not readable as {expected} ({reason[0] if reason else type(error).__name__})"
-        ) from error
+        raise ValueError(f"{what} ({reason[0] if reason else type(error).__name__})") from error
+
+
+def reading(path: Path, expected: str) -> AbstractContextManager[None]:
+    """For a file that is there and may be broken; one that is not ours to read says so itself."""
+    return explained(f"{path}: not readable as {expected}", PermissionError)
 
 
 def choose(path: Path, names: Iterable[str], variable: str) -> str:
@@ -165,7 +169,8 @@ def single_array(opened: Opened, data: Any, path: Path) -> Any:
 
 def write_store_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """`write_whole` for a directory: written beside `path`, which it replaces once it is complete."""
-    partial, former = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+    path = path.resolve()
+    partial, former = path.with_name(path.name + ".tmp"), path.with_name(f".{path.name}.former")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         write(partial)

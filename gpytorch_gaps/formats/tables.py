@@ -2,20 +2,23 @@
 
 The first column is the index if it is dates or other text, or if its header is empty or one of `INDEX_NAMES`; it has
 to be without gaps and repetitions then. Any other table is indexed 0, 1, .. Columns that hold text alone are carried
-along. Cells are written as the text they came in, unless their number changed.
+along. Written again, the text stays as it was but for the cells that were gaps.
 """
 
 import csv
 import io
 import re
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.opened import Opened, choose, reading, single_array
+from gpytorch_gaps.formats.values import to_dtype
 
 if TYPE_CHECKING:
     import pandas
@@ -37,17 +40,21 @@ class Table(Opened):
     packages = ("pandas",)
     has_variables = True
 
-    header: list[str]
-    rows: list[list[str]]
+    text: str
+    delimiter: str
+    encoding: str
     columns: list[int]  # where in a row the columns of `data` are
-    layout: dict[str, Any]
+    reserved: Sequence[float]
 
     @classmethod
     def read(cls, path: Path, variable: str | None, gap_value: float | None) -> Opened:
         import pandas
 
         with reading(path, "a table of text in UTF-8"):
-            header, rows, layout = _parse(path)
+            text, encoding = _text(path)
+            first_line = re.search(r"[^\r\n]*[^\s][^\r\n]*", text)
+            delimiter = max(",;\t", key=first_line.group().count) if first_line else ","
+            header, rows = _parse(text, delimiter)
         if not rows or not header:
             raise ValueError(f"{path}: holds no rows below a header, expected a header line and numbers")
         for i, row in enumerate(rows):
@@ -71,15 +78,21 @@ class Table(Opened):
         if gap_value is not None:
             values[values == gap_value] = np.nan
         opened = cls(path, pandas.DataFrame(values, index=first, columns=pandas.Index(names)))
-        opened.header, opened.rows, opened.columns, opened.layout = header, rows, columns, layout
+        opened.text, opened.delimiter, opened.encoding, opened.columns = text, delimiter, encoding, columns
+        opened.reserved = () if gap_value is None else (gap_value,)
         return opened
 
     def _write_again(self, filled: "pandas.DataFrame", path: Path, lossless: bool) -> None:
         before, after = self.data.to_numpy(), filled.to_numpy(dtype=np.float64)
-        rows = [list(row) for row in self.rows]
-        for i, j in zip(*np.nonzero((before != after) & ~np.isnan(after)), strict=True):
-            rows[i][self.columns[j]] = repr(float(after[i, j]))
-        _write_rows([self.header, *rows], path, **self.layout)
+        if lossless:
+            changed = before != after
+        else:
+            changed = np.isnan(before) & ~np.isnan(after)
+            after = to_dtype(after, after.dtype, self.reserved)
+        numbers = zip(*np.nonzero(changed), after[changed].tolist(), strict=True)
+        cells = {(i + 1, self.columns[j]): repr(number) for i, j, number in numbers}
+        content = _replaced(self.text, self.delimiter, cells).encode(self.encoding)
+        write_whole(path, lambda stream: stream.write(content))
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
@@ -109,36 +122,39 @@ class Table(Opened):
             )
 
 
-def _parse(path: Path) -> tuple[list[str], list[list[str]], dict[str, Any]]:
-    """Header, rows, and how the text was laid out: what parts cells and lines, and a byte order mark."""
+def _text(path: Path) -> tuple[str, str]:
+    """The text and its encoding, with a byte order mark or without."""
     raw = path.read_bytes()
     text = raw.decode("utf-8-sig")
     if "\0" in text:
         raise ValueError("it is binary")
-    line = text.split("\n", 1)[0]
-    delimiter = max(",;\t", key=line.count)
+    return text, "utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8"
+
+
+def _parse(text: str, delimiter: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows; lines with nothing on them are not rows."""
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
-    layout = {
-        "delimiter": delimiter,
-        "lineterminator": "\r\n" if line.endswith("\r") else "\n",
-        "encoding": "utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8",
-    }
-    return (rows[0] if rows else []), rows[1:], layout
+    return (rows[0] if rows else []), rows[1:]
 
 
-def _write_rows(rows: list[list[str]], path: Path, encoding: str, **layout: Any) -> None:
-    def write(stream: IO[bytes]) -> None:
-        text = io.TextIOWrapper(stream, encoding=encoding, newline="")
-        csv.writer(text, **layout).writerows(rows)
-        text.detach()  # flushes, and leaves the stream open
-
-    write_whole(path, write)
+def _replaced(text: str, delimiter: str, cells: dict[tuple[int, int], str]) -> str:
+    """`text` with these cells, by row and column, and every other character as it was: quotes, line ends, ..."""
+    cell = re.compile(rf'("[^"]*(?:""[^"]*)*"|[^{delimiter}\r\n]*)({delimiter}|\r\n|\r|\n|\Z)')
+    parts, row, column = [], 0, 0
+    for found in cell.finditer(text):
+        before, end = found.groups()
+        parts += [cells.get((row, column), before), end]
+        if end == delimiter:
+            column += 1
+        elif column or before:  # a line with something on it
+            row, column = row + 1, 0
+    return "".join(parts)
 
 
 def _numbers(texts: Sequence[str]) -> np.ndarray | None:
     """Each text as the float64 next to it, gaps as NaN; None where one is neither."""
     try:
-        return np.array(["nan" if text.strip().lower() in GAPS else text for text in texts]).astype(np.float64)
+        return np.array([np.nan if text.strip().lower() in GAPS else float(text) for text in texts])
     except ValueError:
         return None
 
@@ -165,7 +181,7 @@ def _index(path: Path, name: str, texts: Sequence[str]) -> "pandas.Index | None"
     gap = next((i for i, text in enumerate(texts) if text.strip().lower() in GAPS), None)
     if gap is not None:
         raise ValueError(f"{path}: the index, column {name!r}, has a gap in row {gap + 2}, expected none")
-    index: Any = _dates(texts, plain)
+    index: Any = _dates(texts, plain, numbers is not None)
     if index is None:
         index = pandas.Index(texts if numbers is None else numbers)
         if numbers is not None and all(text.strip().lstrip("+-").isdigit() for text in texts):
@@ -179,23 +195,22 @@ def _index(path: Path, name: str, texts: Sequence[str]) -> "pandas.Index | None"
     return index.rename(name.strip() or None)
 
 
-def _dates(texts: Sequence[str], name: str) -> "pandas.DatetimeIndex | None":
+def _dates(texts: Sequence[str], name: str, numbers: bool) -> "pandas.DatetimeIndex | None":
     """Dates, in UTC where a zone is given; where day and month could be swapped, in the way in which they rise."""
     import pandas
 
     texts = [text.strip() for text in texts]
     if name in ("date", "day", "time", "datetime") and all(map(COMPACT_DATE.fullmatch, texts)):
         ways: list[dict[str, Any]] = [{"format": "%Y%m%d"}]
-    elif all(map(DATE.fullmatch, texts)):
+    elif not numbers and all(map(DATE.fullmatch, texts)):  # 1.5 is no May
         ways = [{"format": "ISO8601"}, {"dayfirst": "." in texts[0]}, {"dayfirst": "." not in texts[0]}]
     else:
         return None
     found = []
     for way in ways:
-        try:
+        with suppress(ValueError, OverflowError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that the order of day and month is a guess
             found.append(pandas.to_datetime(texts, utc=True, **way).tz_convert(None))
-        except (ValueError, OverflowError):
-            continue
     return next((dates for dates in found if dates.is_monotonic_increasing), found[0] if found else None)
 
 

@@ -16,9 +16,12 @@ from gpytorch_gaps.formats.opened import Opened, reading, require_numbers, singl
 from gpytorch_gaps.formats.values import ArrayFile, as_array
 
 NODATA = 42113
-# Scale, tie points, transformation, keys, doubles and texts of GeoTIFF; metadata and gap value of GDAL.
-GEOGRAPHY = (33550, 33922, 34264, 34735, 34736, 34737, 42112, NODATA)
+# Scale, tie points, transformation, keys, doubles and texts of GeoTIFF; metadata and gap value of GDAL; RPC camera.
+GEOGRAPHY = (33550, 33922, 34264, 34735, 34736, 34737, 42112, NODATA, 50844)
+# Document, maker, model, page, date, artist, computer; XMP; copyright; colour profile.
+DOCUMENT = (269, 271, 272, 285, 306, 315, 316, 700, 33432, 34675)
 DEFLATE = 8
+CLASSIC_BYTES = 2**32 - 2**25  # what offsets of 32 bits reach, with room for tags
 LOSSLESS = (1, 5, DEFLATE, 32773, 32946, 34925, 50000)  # none, LZW, deflate, packbits, old deflate, LZMA, zstd
 
 
@@ -50,7 +53,10 @@ class Tiff(ArrayFile):
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
         array = self._converted(filled, lossless)
-        content = _encoded(array, self.container, _possible(self.options, self.container, array.dtype))
+        options = _possible(self.options, self.container, array.dtype)
+        if lossless:  # what marks a gap in the file may well be one of the numbers now
+            options["extratags"] = [tag for tag in options["extratags"] if tag[0] != NODATA]
+        content = _encoded(array, self.container, options)
         write_whole(path, lambda stream: stream.write(content))
 
     @classmethod
@@ -96,14 +102,19 @@ def _options(series: Any) -> dict[str, Any]:
         "rowsperstrip": None if page.is_tiled else page.rowsperstrip,
         "resolution": page.resolution if 282 in page.tags else None,
         "resolutionunit": page.resolutionunit if 296 in page.tags else None,
-        "description": page.description or None,
-        "software": page.software or None,
+        "description": _text(page.description) or None,
+        "software": _text(page.software) or False,  # None would be "tifffile.py"
         "extratags": [
-            (tag.code, tag.dtype, tag.count, tag.value, _on_first_page_alone(series, tag.code))
+            (tag.code, tag.dtype, tag.count, _text(tag.value), _on_first_page_alone(series, tag.code))
             for tag in page.tags
-            if tag.code in GEOGRAPHY
+            if tag.code in (*GEOGRAPHY, *DOCUMENT)
         ],
     }
+
+
+def _text(value: Any) -> Any:
+    """Text as bytes, for tifffile takes no other letters than those of ASCII in a string."""
+    return value.encode() if isinstance(value, str) else value
 
 
 def _on_first_page_alone(series: Any, code: int) -> bool:
@@ -114,6 +125,7 @@ def _encoded(array: np.ndarray, container: dict[str, Any], options: dict[str, An
     import tifffile
 
     stream = io.BytesIO()
+    container = {**container, "bigtiff": container.get("bigtiff") or array.nbytes > CLASSIC_BYTES}
     with tifffile.TiffWriter(stream, **container) as writer:
         writer.write(array, metadata=None, **options)
     return stream.getvalue()

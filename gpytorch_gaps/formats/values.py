@@ -23,9 +23,11 @@ def slabs(shape: tuple[int, ...], itemsize: int, multiple: int = 1) -> Iterator[
 
 
 def equal_to(array: np.ndarray, value: float) -> np.ndarray:
-    """Where `array` is `value`, as its type holds it: 0.1 is found among float32."""
-    with np.errstate(over="ignore"):
-        return array == (array.dtype.type(value) if array.dtype.kind == "f" else value)
+    """Where `array` is `value`, as its type holds it: 0.1 is found among float32, 2^63 - 1 alone among int64."""
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return array == array.dtype.type(value)
+    return array == int(value) if float(value).is_integer() else np.zeros(array.shape, dtype=bool)
 
 
 def with_gaps(array: np.ndarray, gap_values: Sequence[float]) -> np.ndarray:
@@ -48,18 +50,27 @@ def is_gap(array: Any) -> np.ndarray:
 
 
 def to_dtype(values: np.ndarray, dtype: np.dtype, reserved: Sequence[float] = ()) -> np.ndarray:
-    """`values`, none of them NaN, as `dtype`; integers are rounded, clipped, and moved off the `reserved` ones by 1."""
-    if dtype.kind == "f":
-        return values.astype(dtype, copy=False)
-    limits = np.iinfo(dtype)
-    if values.dtype.kind == "f":
+    """`values`, none of them NaN, as `dtype`: clipped, rounded, and off the `reserved` ones onto the next number."""
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    if dtype.kind != "f" and values.dtype.kind == "f":
         low, high = float(limits.min), float(limits.max)
         high = np.nextafter(high, 0) if high > limits.max else high  # 2^63 - 1 is no float64: 2^63 would wrap around
         values = np.rint(values.astype(np.float64, copy=False)).clip(low, high)
     stored = values.clip(limits.min, limits.max).astype(dtype)
     for value in reserved:
-        stored[equal_to(stored, value)] = value + 1 if value == limits.min else value - 1
+        marked = equal_to(stored, value)
+        if marked.any():
+            stored[marked] = beside(value, dtype, reserved)
     return stored
+
+
+def beside(value: float, dtype: np.dtype, reserved: Sequence[float]) -> Any:
+    """The number next to `value` that `dtype` holds and that is not `reserved`."""
+    if dtype.kind == "f":
+        return np.nextafter(dtype.type(value), dtype.type(0 if value else 1))
+    limits, taken = np.iinfo(dtype), {int(one) for one in reserved if float(one).is_integer()}
+    reach = range(max(limits.min, int(value) - len(taken)), min(limits.max, int(value) + len(taken)) + 1)
+    return min((number for number in reach if number not in taken), key=lambda number: abs(number - int(value)))
 
 
 def put(held: np.ndarray, data: Any, filled: Any, reserved: Sequence[float] = ()) -> np.ndarray:

@@ -9,6 +9,7 @@ so that groups, chunks, compression, attributes, time units and everything obser
 
 import importlib.util
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpytorch_gaps.formats.values import slabs
 if TYPE_CHECKING:
     import xarray
 
+HDF5: tuple[str, ...] = ("h5netcdf", "h5py")  # the first comes without the second
 # Data that are durations stay numbers; bounds and the like, which CF attributes name, are coordinates, not data.
 DECODING: dict[str, Any] = {"decode_timedelta": False, "decode_coords": "all"}
 
@@ -33,6 +35,7 @@ class XarrayFile(Opened):
 
     has_variables = True
     dataset: "xarray.Dataset"
+    gap_value: float | None
 
     @classmethod
     def _open(cls, path: Path, **decoding: Any) -> "xarray.Dataset":
@@ -51,7 +54,8 @@ class XarrayFile(Opened):
             dataset.close()
             raise
         opened = cls(path, data if gap_value is None else without(data, gap_value))
-        opened.dataset = dataset
+        opened.dataset, opened.gap_value = dataset, gap_value
+        opened.name = str(getattr(data, "name", opened.name))
         return opened
 
     def close(self) -> None:
@@ -59,8 +63,8 @@ class XarrayFile(Opened):
 
     def _overwrite(self, variables: Any, filled: Any) -> None:
         """Puts `filled` into the gaps of `variables`, as the file stores them."""
-        for name, result in _by_name(filled).items():
-            before, stored = _by_name(self.data)[name], variables[name]
+        for name, result in self._by_name(filled).items():
+            before, stored = self._by_name(self.data)[name], variables[name]
             result = result.transpose(*before.dims)
             chunks = getattr(stored, "chunks", None)
             for rows in slabs(before.shape, before.dtype.itemsize, chunks[0] if chunks else 1):
@@ -69,18 +73,20 @@ class XarrayFile(Opened):
                 new = gap & ~np.isnan(values)
                 if new.any():
                     raw = np.array(stored[rows])
-                    raw[new] = packed(values[new], self.dataset[name].encoding, raw.dtype)
+                    raw[new] = packed(values[new], self.dataset[name].encoding, raw.dtype, self.gap_value)
                     stored[rows] = raw
 
     def _unpacked(self, filled: Any) -> "xarray.Dataset":
         """The file with `filled` as it is, in floating numbers."""
-        names = _by_name(filled)
-        result = self.dataset.assign(
-            {name: (values.dims, values.data, self.dataset[name].attrs) for name, values in names.items()}
-        )
-        for name in names:
-            result[name].encoding = meaning(self.dataset[name])
+        former = self.dataset
+        laid = {name: values.transpose(*former[name].dims) for name, values in self._by_name(filled).items()}
+        result = former.assign({name: (one.dims, one.data, former[name].attrs) for name, one in laid.items()})
+        for name in laid:
+            result[name].encoding = meaning(former[name])
         return result
+
+    def _by_name(self, data: Any) -> dict[Any, "xarray.DataArray"]:
+        return dict(data.data_vars) if hasattr(data, "data_vars") else {self.data.name: data}
 
     @classmethod
     def _new_dataset(cls, opened: Opened, filled: Any) -> "xarray.Dataset":
@@ -90,6 +96,8 @@ class XarrayFile(Opened):
             result = result.drop_encoding()
             for name, encoding in kept.items():
                 result[name].encoding = encoding
+                if result[name].dtype.kind in "mMO":  # in chunks, times are not written in given units
+                    result.variables[name].load()
             return result
         return labelled(opened, filled).to_dataset()
 
@@ -130,7 +138,7 @@ class NetcdfFile(XarrayFile):
     @classmethod
     def _refuse(cls, opened: Opened, path: Path, lossless: bool) -> None:
         if not isinstance(opened, NetcdfFile):
-            require(path, "h5netcdf")
+            require(path, *HDF5)
 
 
 class ZarrStore(XarrayFile):
@@ -149,11 +157,18 @@ class ZarrStore(XarrayFile):
         import zarr
 
         def write(partial: Path) -> None:
-            shutil.copytree(self.path, partial)
+            shutil.copytree(self.path, partial, copy_function=shutil.copyfile)
+            for folder in (partial, *filter(Path.is_dir, partial.rglob("*"))):
+                folder.chmod(folder.stat().st_mode | stat.S_IRWXU)  # of a store that one may only read, too
             self._overwrite(zarr.open_group(partial, mode="r+"), filled)
 
         if lossless:
-            _write_zarr(self._unpacked(filled), path)
+            unpacked = self._unpacked(filled).copy()
+            for variable in unpacked.variables.values():
+                if variable.dtype.kind in "OTU":  # the codec of texts comes by itself, and not twice
+                    variable.encoding.pop("filters", None)
+            version = zarr.open_group(self.path, mode="r").metadata.zarr_format  # codecs are of one version each
+            _write_zarr(unpacked, path, version)
         else:
             write_store_whole(path, write)
 
@@ -167,41 +182,62 @@ def _engine(path: Path) -> str:
     with path.open("rb") as stream:
         start = stream.read(8)
     if start[:4] in (b"CDF\x01", b"CDF\x02"):
-        engine, package = "scipy", "scipy"
-    elif start == b"\x89HDF\r\n\x1a\n":
-        engine, package = "h5netcdf", "h5netcdf"
-    else:
-        raise ValueError("it begins neither as netCDF 3, classic or with 64-bit offsets, nor as netCDF 4")
-    require(path, package)
-    return engine
+        require(path, "scipy")
+        return "scipy"
+    if start == b"\x89HDF\r\n\x1a\n":
+        require(path, *HDF5)
+        return "h5netcdf"
+    raise ValueError("it begins neither as netCDF 3, classic or with 64-bit offsets, nor as netCDF 4")
 
 
 @contextmanager
 def _netcdf_variables(path: str, engine: str) -> Iterator[Any]:
     """The variables as they are stored, to be written to."""
-    if engine == "scipy":
-        from scipy.io import netcdf_file
-
-        file: Any = netcdf_file(path, "a", mmap=False)
-    else:
+    if engine == "h5netcdf":
         import h5netcdf
 
-        file = h5netcdf.File(path, "r+")
-    with file:
-        yield file.variables
+        with h5netcdf.File(path, "r+") as file:
+            yield file.variables
+    else:
+        content = np.memmap(path, np.uint8, "r+")
+        yield {name: np.ndarray(buffer=content, **place) for name, place in _places(path).items()}
+        content.flush()
+
+
+def _places(path: str) -> dict[str, dict[str, Any]]:
+    """Where in a netCDF 3 file its variables lie. scipy's own way of writing, all anew, puts scalars amid records."""
+    from scipy.io import netcdf_file
+
+    def place(data: np.ndarray) -> dict[str, Any]:
+        whole = data
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        offset = data.ctypes.data - whole.ctypes.data
+        return {"shape": data.shape, "dtype": data.dtype, "offset": offset, "strides": data.strides}
+
+    with netcdf_file(path, "r", mmap=True) as file:
+        return {name: place(variable.data) for name, variable in file.variables.items()}
 
 
 def _write_netcdf(dataset: "xarray.Dataset", path: Path, engine: Any) -> None:
-    kind: Any = "NETCDF3_64BIT" if engine == "scipy" else "NETCDF4"
-    write_whole(path, lambda stream: dataset.to_netcdf(stream.name, engine=engine, format=kind))
+    options: dict[str, Any] = {"engine": engine, "format": "NETCDF4"}
+    if engine == "scipy":
+        options |= {
+            "format": "NETCDF3_64BIT",
+            "unlimited_dims": (),
+        }  # records and scalars do not go together, see above
+    write_whole(path, lambda stream: dataset.to_netcdf(stream.name, **options))
 
 
-def _write_zarr(dataset: "xarray.Dataset", path: Path) -> None:
-    write_store_whole(path, lambda partial: dataset.to_zarr(partial, mode="w", consolidated=False))
+def _write_zarr(dataset: "xarray.Dataset", path: Path, version: Any = None) -> None:
+    def write(partial: Path) -> None:
+        dataset.to_zarr(partial, mode="w", consolidated=False, zarr_format=version)
+
+    write_store_whole(path, write)
 
 
 def _numeric_data(path: Path, dataset: "xarray.Dataset", variable: str | None) -> Any:
-    numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
+    numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims and held.size]
     if variable is not None:
         numeric = [choose(path, map(str, dataset.data_vars), variable)]
     if not numeric:
@@ -209,8 +245,4 @@ def _numeric_data(path: Path, dataset: "xarray.Dataset", variable: str | None) -
         raise ValueError(f"{path}: holds no variable of numbers with dimensions, only {held}")
     for name in numeric:
         require_numbers(path, f"the variable {name!r}", dataset[name].shape, dataset[name].dtype)
-    return dataset[numeric[0]] if len(numeric) == 1 else dataset[numeric]
-
-
-def _by_name(data: Any) -> dict[Any, "xarray.DataArray"]:
-    return dict(data.data_vars) if hasattr(data, "data_vars") else {data.name: data}
+    return dataset[numeric[0]] if len(numeric) == 1 else dataset[sorted(numeric, key=str)]  # a store has no order
