@@ -39,8 +39,11 @@ def kernels(
     titles = [f"axis {i}" for i in range(len(axes))] if names is None else [str(name) for name in names]
     if len(titles) != len(axes):
         raise ValueError(f"names: got {len(titles)}; expected {len(axes)}, one for each axis of the grid")
-    given = [distance] * len(axes) if distance is None or isinstance(distance, int | float) else list(distance)
-    if len(given) != len(axes) or any(one is not None and not one > 0 for one in given):
+    if distance is None or isinstance(distance, int | float | np.number):
+        given = [distance] * len(axes)
+    else:
+        given = list(distance)
+    if len(given) != len(axes) or any(one is not None and not 0 < one < np.inf for one in given):
         raise ValueError(f"distance: got {distance}; expected a positive number, or one for each of {len(axes)} axes")
     drawings: list[Any] = []
     for i, points in enumerate(axes):
@@ -56,7 +59,9 @@ def kernels(
         ]
     columns = min(len(drawings), _IN_A_ROW)
     rows = -(-len(drawings) // columns)
-    with opened(3.9 * columns + 0.2, 3.2 * rows) as figure:
+    entries = len(found.terms) * max(points.size(-1) for points in axes)
+    with opened(3.9 * columns + 0.2, (3.2 + 0.2 * entries * (entries > 1)) * rows) as figure:
+        figure.set_layout_engine("compressed", w_pad=0.1)  # between a colour bar's label and the next axis's
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for ax, (draw, *arguments) in zip(panels, drawings, strict=False):
             draw(ax, *arguments)
@@ -104,7 +109,8 @@ def _draw_lines(
     ax.set(xlabel="distance / extent of the column" if shares else "distance", ylabel="correlation")
     ax.spines[["top", "right"]].set_visible(False)
     if terms > 1 or several:
-        ax.legend(frameon=False, fontsize="small")
+        # below: curves leave no room that would do for all of them
+        ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.24), borderpad=0)
     _write(ax, title, list(factors.values()))
 
 
@@ -147,7 +153,8 @@ def _draw_matrix(ax: Axes, number: int, factor: Factor, points: Tensor, title: s
         for (i, j), value in np.ndenumerate(matrix):
             if np.isfinite(value):
                 ink = "white" if abs(value) > 0.6 else "black"
-                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize="small", color=ink)
+                x, y = (float(axis.places[k]) for axis, k in zip(picture.axes, (j, i), strict=True))
+                ax.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize="small", color=ink)
     _write(ax, f"{title}, term {number + 1}" if terms > 1 else title, [factor])
 
 

@@ -10,8 +10,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.transforms import Bbox
 
-from gpytorch_gaps.plot.inputs import Axis, Field, read_field
+from gpytorch_gaps.plot.inputs import Axis, Field, read_deviations, read_field
 from gpytorch_gaps.plot.lines import draw_line
 from gpytorch_gaps.plot.style import GAP, opened, opened_axes, write_axis, write_title
 
@@ -46,8 +47,7 @@ def field(
     :returns: Axes; of three dimensions and more, the Figure.
     """
     whole = read_field("values", values, axes, rgb)
-    low, high = limits([whole])
-    bounds = low if vmin is None else vmin, high if vmax is None else vmax
+    bounds = limits([whole], vmin, vmax)
     if whole.ndim > 2:
         if ax is not None:
             raise ValueError(f"ax: got Axes; expected None: values of {whole.ndim} dimensions are drawn slice by slice")
@@ -70,9 +70,7 @@ def field(
 
 def uncertainty(std: Any, axes: Any = None, ax: Axes | None = None, *, title: str | None = None) -> Axes | Figure:
     """Standard deviations, from zero on, in a colour map of their own; else as :func:`field`."""
-    read = read_field("std", std, axes)
-    if bool((read.values < 0).any()):
-        raise ValueError(f"std: got {read.values.min():g}; expected standard deviations, none below zero")
+    read = read_deviations("std", std, axes)
     label = title or "standard deviation"
     if read.ndim == 1:
         with opened_axes(ax, 8.0, 3.0) as target:
@@ -105,7 +103,8 @@ def draw_picture(field: Field, ax: Axes, cmap: str | Colormap, bounds: Limits) -
         colours |= {"cmap": transparent, "vmin": bounds[0], "vmax": bounds[1]}
     image: Any
     if down.is_even and across.is_even:  # much faster than a mesh
-        image = ax.imshow(drawn, origin="lower", extent=extent, aspect="auto", **colours)
+        # whatever "auto" smooths in the direction of many cells, it also smears over the few of the other
+        image = ax.imshow(drawn, origin="lower", extent=extent, aspect="auto", interpolation="nearest", **colours)
     else:
         image = ax.pcolormesh(across.edges, down.edges, drawn, rasterized=True, **colours)
     ax.set_xlim(*extent[:2])
@@ -117,9 +116,13 @@ def draw_picture(field: Field, ax: Axes, cmap: str | Colormap, bounds: Limits) -
 
 
 def add_colorbar(image: ScalarMappable, axes: list[Axes], label: str = "") -> None:
+    """At the right of `axes`, as high as they are together."""
     figure = axes[0].get_figure(root=True)
     assert figure is not None
-    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=25, fraction=0.05)
+    box = Bbox.union([ax.get_position() for ax in axes])
+    width = 0.05 * axes[0].get_position().width
+    slender = 1.2 * box.height * figure.get_figheight() / (width * figure.get_figwidth())
+    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=max(25.0, slender), fraction=width / box.width)
     bar.outline.set_linewidth(0.4)
     if label:
         bar.set_label(label)
@@ -130,24 +133,30 @@ def panel_size(field: Field, side: float) -> tuple[float, float]:
     down, across = field.axes[-2:]
     if down.kind == "dates" and across.kind != "dates":
         down, across = across, down
-    ratio = np.ptp(across.edges) / np.ptp(down.edges) if _is_square(down, across) else 1.35
-    return side * float(ratio) ** 0.5, side / float(ratio) ** 0.5
+    ratio = float(np.ptp(across.edges) / np.ptp(down.edges)) if _is_square(down, across) else 1.35
+    if len(down.places) == 1 < len(across.places):
+        ratio = _LONGEST
+    return side * ratio**0.5, side / ratio**0.5
 
 
-def limits(fields: Sequence[Field], from_zero: bool = False) -> Limits:
-    """The smallest and the largest value of several fields; something to draw with where there is none."""
-    known = [field.values.compressed() for field in fields if field.values.count()]
-    if not known:
-        return 0.0, 1.0
-    low, high = min(float(v.min()) for v in known), max(float(v.max()) for v in known)
-    low = 0.0 if from_zero else low
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
+def limits(fields: Sequence[Field], vmin: float | None = None, vmax: float | None = None) -> Limits:
+    """`vmin` and `vmax`; else the smallest and the largest value of several fields. Where they meet, a range of one."""
+    if vmin is not None and vmax is not None and not vmin < vmax:
+        raise ValueError(f"vmin: got {vmin}; expected less than vmax, {vmax}")
+    known = [field.values.compressed() for field in fields if field.values.count()] or [np.array([0.0, 1.0])]
+    low = min(float(v.min()) for v in known) if vmin is None else float(vmin)
+    high = max(float(v.max()) for v in known) if vmax is None else float(vmax)
+    if high > low:
+        return low, high
+    if vmin is None and vmax is None:
+        return low - 0.5, high + 0.5
+    return (low, low + 1.0) if vmax is None else (high - 1.0, high)
 
 
 def cut(field: Field, slices: int | Sequence[int]) -> list[tuple[str, Field]]:
     """Slices of two dimensions along the first one, each with its place in words."""
     first, middle = field.axes[0], field.axes[1:-2]
-    if isinstance(slices, int):
+    if isinstance(slices, int | np.integer):
         if slices < 1:
             raise ValueError(f"slices: got {slices}; expected 1 or more")
         size = len(first.places)
@@ -159,10 +168,10 @@ def cut(field: Field, slices: int | Sequence[int]) -> list[tuple[str, Field]]:
             raise ValueError(f"slices: got {slices}; expected positions from 0 to {len(first.places) - 1}")
     pieces = []
     for i in which:
-        piece, words = field[i], [first.describe(i)]
-        for axis in middle:
+        piece, words = field[i], [first.describe(i, "axis 0")]
+        for number, axis in enumerate(middle, 1):
             centre = len(axis.places) // 2
-            piece, words = piece[centre], [*words, axis.describe(centre)]
+            piece, words = piece[centre], [*words, axis.describe(centre, f"axis {number}")]
         pieces.append((", ".join(words), piece))
     return pieces
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.plot.fields import UNCERTAIN_LINE, add_colorbar, cut, draw_picture, limits, panel_size
-from gpytorch_gaps.plot.inputs import Field, is_a, read_field, to_numpy
+from gpytorch_gaps.plot.inputs import Field, is_a, read_deviations, read_field, shared_axes
 from gpytorch_gaps.plot.lines import draw_line, series
 from gpytorch_gaps.plot.style import COLOURS, opened, write_title
 
@@ -37,10 +37,14 @@ def fill(
     def pick(name: str, given: Any) -> Any:
         if not is_a(given, "xarray", "Dataset"):
             return given
-        if variable not in given.data_vars:
-            raise ValueError(f"variable: got {variable!r}; expected one of {name}'s, {list(given.data_vars)}")
-        return given[variable]
+        known = list(given.data_vars)
+        wanted = known[0] if variable is None and len(known) == 1 else variable
+        if wanted not in known:
+            raise ValueError(f"variable: got {variable!r}; expected one of {name}'s, {known}")
+        return given[wanted]
 
+    if not hasattr(result, "mean"):
+        raise ValueError(f"result: got {type(result).__name__}; expected something with mean, std and gaps")
     mean, std = pick("mean", result.mean), pick("std", getattr(result, "std", None))
     truth, before = pick("truth", truth), pick("values", values)
     after = read_field("result.mean", mean, axes, rgb)
@@ -48,7 +52,7 @@ def fill(
         gaps = pick("gaps", getattr(result, "gaps", None))
         if gaps is None:
             raise ValueError("values: got None; expected what was filled, as result has no gaps")
-        before = _without(read_field("result.mean", mean), _flags(gaps))
+        before = _without(read_field("result.mean", mean), read_field("result.gaps", gaps))
     if after.ndim == 1:
         listed = axes.axes if isinstance(axes, CartesianGrid) else axes
         target = series(None if listed is None else listed[0], mean, std, before, truth)
@@ -85,11 +89,9 @@ def panels(
         raise ValueError(f"uncertain: got {unknown}; expected titles among {list(fields)}")
     order = sorted(fields, key=lambda title: title in uncertain)
     read = _read_alike({title: fields[title] for title in order}, axes, uncertain, rgb)
-    low, high = limits([one for title, one in read.items() if title not in uncertain])
-    certain_bounds = low if vmin is None else vmin, high if vmax is None else vmax
     bounds = {
-        True: limits([one for title, one in read.items() if title in uncertain], from_zero=True),
-        False: certain_bounds,
+        True: limits([one for title, one in read.items() if title in uncertain], vmin=0.0),
+        False: limits([one for title, one in read.items() if title not in uncertain], vmin, vmax),
     }
     if next(iter(read.values())).ndim == 1:
         return _stack(read, uncertain, bounds)
@@ -144,10 +146,10 @@ def _read_alike(fields: dict[str, Any], axes: Any, uncertain: tuple[str, ...], r
     """All fields, of one shape; those without coordinates borrow them from the first that has some."""
     read = {}
     for title, values in fields.items():
-        if rgb and title in uncertain:
-            read[title] = _over_colours(read_field(title, values))
-        else:
+        if title not in uncertain:
             read[title] = read_field(title, values, axes, rgb)
+        else:
+            read[title] = _over_colours(read_deviations(title, values)) if rgb else read_deviations(title, values, axes)
     first_title, first = next(iter(read.items()))
     shape = first.gaps.shape
     for title, one in read.items():
@@ -156,7 +158,7 @@ def _read_alike(fields: dict[str, Any], axes: Any, uncertain: tuple[str, ...], r
     known = [one for one in read.values() if any(axis.kind != "positions" for axis in one.axes)]
     donor = known[0] if known else first
     name = next((one.name for title, one in read.items() if one.name and title not in uncertain), "")
-    return {title: Field(one.values, donor.axes, name) for title, one in read.items()}
+    return {title: Field(one.values, shared_axes(title, one, donor), name) for title, one in read.items()}
 
 
 def _over_colours(std: Field) -> Field:
@@ -164,11 +166,7 @@ def _over_colours(std: Field) -> Field:
     return Field(np.ma.sqrt((std.values**2).mean(-1)), std.axes[:-1], std.name)
 
 
-def _flags(gaps: Any) -> np.ndarray:
-    return np.asarray(to_numpy(getattr(gaps, "values", gaps)), dtype=bool)
-
-
-def _without(field: Field, gaps: np.ndarray) -> np.ma.MaskedArray:
-    if gaps.shape != field.values.shape:
-        raise ValueError(f"result.gaps: got shape {gaps.shape}; expected {field.values.shape}, as result.mean")
-    return np.ma.masked_array(field.values, mask=gaps | np.ma.getmaskarray(field.values))
+def _without(field: Field, gaps: Field) -> np.ma.MaskedArray:
+    if gaps.values.shape != field.values.shape:
+        raise ValueError(f"result.gaps: got shape {gaps.values.shape}; expected {field.values.shape}, as result.mean")
+    return np.ma.masked_array(field.values, mask=(gaps.values.filled(1) != 0) | np.ma.getmaskarray(field.values))

@@ -36,9 +36,9 @@ class Axis:
     def edges(self) -> np.ndarray:
         """Cells, in ascending order, meet halfway; the outermost are as wide to the outside as to the inside."""
         places = np.sort(self.places)
-        if len(places) == 1:
-            return places[0] + np.array([-0.5, 0.5])
         middle = (places[:-1] + places[1:]) / 2
+        if places[0] == places[-1]:  # of one place nothing says how wide it is
+            return np.concatenate([[places[0] - 0.5], middle, [places[-1] + 0.5]])
         return np.concatenate([[2 * places[0] - middle[0]], middle, [2 * places[-1] - middle[-1]]])
 
     @property
@@ -46,16 +46,24 @@ class Axis:
         widths = np.diff(self.edges)
         return bool(np.ptp(widths) <= 1e-3 * widths.max())  # a thousandth of a cell is not seen
 
-    def describe(self, index: int) -> str:
-        """Such as "time = 2020-01-31"."""
+    def describe(self, index: int, otherwise: str) -> str:
+        """Such as "time = 2020-01-31"; a number without a name is called `otherwise`."""
         if self.kind == "labels":
-            return f"{self.name} = {self.labels[index]}" if self.name else self.labels[index]
-        if self.kind == "dates":
+            place = self.labels[index]
+        elif self.kind == "dates":
             at_midnight = bool((self.places == self.places.round()).all())
             place = mdates.num2date(self.places[index]).strftime("%Y-%m-%d" if at_midnight else "%Y-%m-%d %H:%M")
         else:
-            place = f"{self.places[index]:g}"
-        return f"{self.name or 'index' if self.kind == 'positions' else self.name} = {place} {self.unit}".strip(" =")
+            place = f"{self.places[index]:g} {self.unit}".strip()
+        name = self.name or ("" if self.kind in ("labels", "dates") else otherwise)
+        return f"{name} = {place}" if name else place
+
+    def same_places(self, other: "Axis") -> bool:
+        """Whether both have the same places, in whatever order."""
+        if (self.kind, len(self.places)) != (other.kind, len(other.places)):
+            return False
+        close = 1e-6 * float(np.ptp(self.edges))  # coordinates may have been rounded to float32
+        return self.labels == other.labels and np.allclose(np.sort(self.places), np.sort(other.places), 1e-6, close)
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,23 @@ def read_field(name: str, values: Any, axes: Any = None, rgb: bool = False) -> F
     return Field(masked, tuple(read), title)
 
 
+def read_deviations(name: str, values: Any, axes: Any = None) -> Field:
+    """Standard deviations."""
+    field = read_field(name, values, axes)
+    if bool((field.values < 0).any()):
+        raise ValueError(f"{name}: got {field.values.min():g}; expected standard deviations, none below zero")
+    return field
+
+
+def shared_axes(name: str, field: Field, other: Field) -> tuple[Axis, ...]:
+    """The axes of `field`, in its own order; those of `other` where it has no coordinates. Others must not differ."""
+    for i, (mine, its) in enumerate(zip(field.axes, other.axes, strict=True)):
+        if "positions" not in (mine.kind, its.kind) and not mine.same_places(its):
+            raise ValueError(f"{name}: got other coordinates along axis {i}; expected those of the fields beside it")
+    pairs = zip(field.axes, other.axes, strict=True)
+    return tuple(its if mine.kind == "positions" else mine for mine, its in pairs)
+
+
 def to_numpy(values: Any) -> np.ndarray:
     """A tensor of any device, or any array; a masked one stays masked."""
     if isinstance(values, torch.Tensor):
@@ -139,12 +164,18 @@ def _unwrap(name: str, values: Any) -> tuple[Any, _Own, str]:
         title = with_unit(str(attrs.get("long_name", values.name or "")), _unit(attrs))
         return values.values, [_of_dimension(values, dim) for dim in values.dims], title
     if is_a(values, "pandas", "DataFrame"):
-        table = values.to_numpy(dtype=float, na_value=np.nan)
-        return table, [_of_index(values.index), _of_index(values.columns)], ""
+        return _table(name, values), [_of_index(values.index), _of_index(values.columns)], ""
     if is_a(values, "pandas", "Series"):
-        return values.to_numpy(dtype=float, na_value=np.nan), [_of_index(values.index)], str(values.name or "")
+        return _table(name, values), [_of_index(values.index)], "" if values.name is None else str(values.name)
     array = to_numpy(values)
     return array, [(None, "", "")] * array.ndim, ""
+
+
+def _table(name: str, values: Any) -> np.ndarray:
+    try:
+        return values.to_numpy(dtype=float, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {error}; expected real numbers, with NaN for gaps") from error
 
 
 def _of_dimension(array: Any, dim: Any) -> tuple[Any, str, str]:
@@ -168,8 +199,8 @@ def _unit(attrs: Any) -> str:
 
 def _masked(name: str, array: Any) -> np.ma.MaskedArray:
     try:
-        if np.asarray(array).dtype.kind == "c":
-            raise TypeError("complex")
+        if np.asarray(array).dtype.kind not in "biufO":
+            raise TypeError("text, dates or complex numbers")
         masked = np.ma.masked_invalid(np.ma.asarray(array).astype(float), copy=True)
     except (TypeError, ValueError) as error:
         kind = getattr(array, "dtype", type(array).__name__)
@@ -187,8 +218,9 @@ def _colours(masked: np.ma.MaskedArray, integers: bool) -> np.ma.MaskedArray:
 
 
 def _pair(axes: Sequence[Any], own: _Own, shape: tuple[int, ...]) -> list[tuple[Any, tuple[Any, str, str]]]:
-    if len(axes) != len(shape):
-        raise ValueError(f"axes: got {len(axes)}; expected {len(shape)}, one for each dimension of shape {shape}")
+    if not hasattr(axes, "__len__") or len(axes) != len(shape):
+        got = len(axes) if hasattr(axes, "__len__") else type(axes).__name__
+        raise ValueError(f"axes: got {got}; expected {len(shape)}, one for each dimension of shape {shape}")
     return list(zip(axes, own, strict=True))
 
 
@@ -205,7 +237,7 @@ def _axis(where: str, coordinates: Any, name: str, unit: str, size: int) -> Axis
     if array.dtype.kind == "O":
         array = _dates_or_labels(array)
     if array.dtype.kind == "m":
-        return Axis(array / np.timedelta64(1, "D"), "numbers", name, "days")
+        array, unit = array / np.timedelta64(1, "D"), "days"
     if array.dtype.kind in "iufM":
         kind = "dates" if array.dtype.kind == "M" else "numbers"
         places = np.asarray(mdates.date2num(array) if kind == "dates" else array, dtype=float)
@@ -220,5 +252,8 @@ def _dates_or_labels(objects: np.ndarray) -> np.ndarray:
     stamps = [entry.to_timestamp() if hasattr(entry, "to_timestamp") else entry for entry in objects]
     if not all(isinstance(stamp, date) for stamp in stamps):
         return np.array([str(entry) for entry in objects])
-    microseconds = 86400e6 * (mdates.date2num(stamps) - mdates.date2num(np.datetime64("1970-01-01")))
-    return microseconds.round().astype("datetime64[us]")
+    known = [stamp for stamp in stamps if stamp == stamp]  # NaT is not
+    microseconds = 86400e6 * (mdates.date2num(known) - mdates.date2num(np.datetime64("1970-01-01")))
+    read = np.full(len(stamps), np.datetime64("NaT", "us"))
+    read[[stamp == stamp for stamp in stamps]] = microseconds.round().astype("datetime64[us]")
+    return read

@@ -48,8 +48,7 @@ class Factor:
         """Whether covariances depend on the step alone, tried from three places. Codes have no steps."""
         if any(isinstance(module, IndexKernel) for module in self.modules()):
             return False
-        low, high = points.amin(0), points.amax(0)
-        starts = [low, low + (high - low) / 3, high]
+        starts = [points.amin(0) + steps[i] for i in (0, len(steps) // 3, -1)]
         try:
             first, *others = [self(start[None], start + steps)[0] for start in starts]
         except (IndexError, RuntimeError, ValueError):

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from gpytorch_gaps.plot.inputs import Axis, Field, read_field
+from gpytorch_gaps.plot.inputs import Axis, Field, read_deviations, read_field, shared_axes
 from gpytorch_gaps.plot.style import COLOURS, GAP, INTERVAL, QUIET, opened_axes, write_axis
 
 _SIZE = (8.0, 3.0)
@@ -25,13 +25,13 @@ def series(
     :param truth: another line `(m,)`.
     """
     line: Field = _read_line("mean", mean, None if x is None else [x])
-    deviation = None if std is None else _read_line("std", std, like=line)
-    reference = None if truth is None else _read_line("truth", truth, like=line)
+    deviation = None if std is None else _read_line("std", std, like=line, own=x is None)
+    reference = None if truth is None else _read_line("truth", truth, like=line, own=x is None)
     dots: Field | None = None
     if isinstance(observed, tuple) and len(observed) == 2:
         dots = _read_line("observed", observed[1], [observed[0]])
     elif observed is not None:
-        dots = _read_line("observed", observed, like=line)
+        dots = _read_line("observed", observed, like=line, own=x is None)
     with opened_axes(ax, *_SIZE) as target:
         drawn = line.sorted()
         places, values = drawn.axes[0].places, drawn.values
@@ -87,19 +87,19 @@ def _finish(ax: Axes, field: Field, title: str | None) -> None:
         ax.set_ylabel(field.name)
     ax.spines[["top", "right"]].set_visible(False)
     if title:
-        ax.set_title(title, fontsize="medium", loc="left")
+        ax.set_title(title, fontsize="medium", loc="left", pad=20)  # above the legend
 
 
-def _read_line(name: str, values: Any, axes: Any = None, like: Field | None = None) -> Field:
-    """A series of one dimension; with `like`, of its coordinates."""
-    field = read_field(name, values, axes)
+def _read_line(name: str, values: Any, axes: Any = None, like: Field | None = None, own: bool = False) -> Field:
+    """A series of one dimension; with `like`, at its coordinates: in the order of its `own`, if it has some."""
+    field = read_deviations(name, values) if name == "std" else read_field(name, values, axes)
     if field.ndim != 1:
         raise ValueError(f"{name}: got shape {field.values.shape}; expected (m,), a series")
     if like is None:
         return field
     if field.values.shape != like.values.shape:
         raise ValueError(f"{name}: got shape {field.values.shape}; expected {like.values.shape}, as mean")
-    return Field(field.values, like.axes, field.name)
+    return Field(field.values, shared_axes(name, field, like) if own else like.axes, field.name)
 
 
 def _marker_size(count: int) -> float:

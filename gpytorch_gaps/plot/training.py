@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from gpytorch_gaps.history import History
-from gpytorch_gaps.plot.style import COLOURS, QUIET, opened, write_title
+from gpytorch_gaps.plot.style import COLOURS, QUIET, count_in_integers, opened, write_title
 
 
 def history(history: History) -> Figure:
@@ -55,7 +54,7 @@ def _draw_loss(ax: Axes, history: History) -> None:
 
 def _finish(ax: Axes, title: str) -> None:
     ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    count_in_integers(ax.xaxis)
     ax.spines[["top", "right"]].set_visible(False)
     write_title(ax, title)
 
