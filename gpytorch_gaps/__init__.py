@@ -1,7 +1,10 @@
 """Exact Gaussian processes on grids with gaps, as a GPyTorch plugin."""
 
 from gpytorch_gaps import datasets, operators, preconditioners, settings
+from gpytorch_gaps.accessor import register
 from gpytorch_gaps.data import from_array, from_points, from_xarray
+from gpytorch_gaps.fill import Filled, fill_gaps
+from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.fit import fit
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.history import FitError, History
@@ -24,10 +27,13 @@ from gpytorch_gaps.solvers.warm_start import WarmStart
 __version__ = "0.1.0"
 
 teach_sums_and_products()
+register()
 
 __all__ = [
     "ApproximateVarianceWarning",
     "CartesianGrid",
+    "FillReport",
+    "Filled",
     "FitError",
     "GappyGridKernel",
     "GappyGridLikelihood",
@@ -41,6 +47,7 @@ __all__ = [
     "VarianceReport",
     "WarmStart",
     "datasets",
+    "fill_gaps",
     "fit",
     "from_array",
     "from_points",

@@ -120,7 +120,7 @@ def _dimension_axis(data_array: "xarray.DataArray", dim: Hashable) -> list[float
     if coordinate.dtype.kind in "mM":
         if np.isnat(coordinate).any():
             raise ValueError(f"coordinate {dim!r} has NaT; expected times")
-        return _days_since_first(coordinate).tolist()
+        return days_since_first(coordinate).tolist()
     if coordinate.dtype.kind == "O" and len(coordinate):
         return _days_or_labels(dim, coordinate)
     return coordinate.tolist() if coordinate.dtype.kind in "iufc" else None
@@ -141,7 +141,7 @@ def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
     return [span / timedelta(days=1) for span in spans]
 
 
-def _days_since_first(times: np.ndarray) -> np.ndarray:
+def days_since_first(times: np.ndarray) -> np.ndarray:
     """Days since the first of `times`, datetime64 or timedelta64 of any unit.
 
     Whole days and what remains of the day are exact as integers: neither overflows, whatever the span and unit, and

@@ -1,0 +1,153 @@
+"""Filling with an exact model of the whole grid, in memory: mean, standard deviations, and a held-out check."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.check import choose_part, score_withheld, withheld
+from gpytorch_gaps.filling.model import FillModel, make_model
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.prepare import Prepared, prepare
+from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
+from gpytorch_gaps.score import Score
+
+LARGEST = 4_000_000
+"""Cells up to which a model of the whole grid is made; beyond, values are streamed."""
+
+_ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
+_STD_SECONDS = 120.0  # that samples should not take much longer than
+
+
+class Clock:
+    """Seconds by what they went to."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - started
+
+
+def fit_in_memory(
+    numbers: np.ndarray, axes: Sequence[Axis], options: Options, clock: Clock, device: torch.device | None = None
+) -> tuple[FillModel, Prepared, Score | None]:
+    """A model of everything observed, with what was learned and what it is worth."""
+    generator = np.random.default_rng(options.seed)
+    positions, part = choose_part(lambda p: numbers[np.ix_(*p)], numbers.shape, generator)
+    held = withheld(part, generator) if options.check else np.zeros(part.shape, dtype=bool)
+    known = numbers
+    if held.any():
+        known = numbers.copy()
+        known[np.ix_(*positions)] = np.where(held, np.nan, part)
+    with clock("training"):
+        prepared = prepare(lambda p: known[np.ix_(*p)], known.shape, axes, options, generator, known)
+    score = None
+    if held.any():
+        with clock("held-out check"), quietly(options, _ROUGHER):
+            there = [Axis(a.name, a.kind, a.points[p], a.unit) for a, p in zip(axes, positions, strict=True)]
+            model = condition(np.where(held, np.nan, part), there, prepared, device)
+            score = score_withheld(model, axes, positions, held, part)
+    return condition(numbers, axes, prepared, device), prepared, score
+
+
+def condition(
+    numbers: np.ndarray, axes: Sequence[Axis], prepared: Prepared, device: torch.device | None = None
+) -> FillModel:
+    """The model with these observations."""
+    grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in axes])
+    y = torch.from_numpy(numbers).to(device).flatten()
+    index = (~y.isnan()).nonzero().squeeze(-1)
+    learned = prepared.learned
+    model = make_model(grid.points(index), y[index], grid, learned.terms, learned.likelihood, prepared.mean)
+    return model.to(device)
+
+
+def predict(
+    model: FillModel, x: Tensor, options: Options, clock: Clock
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, object]]:
+    """Mean and, if asked for, standard deviation of a measurement at the points; of the field itself if smooth."""
+    about: dict[str, object] = {}
+    deviation = None
+    with clock("mean"), quietly(options), record_solves() as solves:
+        mean = model(x).mean
+    about["solve"] = solves[-1] if solves else None
+    if options.std:
+        with (
+            clock("standard deviations"),
+            quietly(options, _ROUGHER),
+            settings.variance_samples(_samples(clock.seconds["mean"])),
+            record_solves() as solves,
+        ):
+            variance = model(x).variance
+            noise = 0.0 if options.smooth else model.likelihood.noise
+            deviation = (variance + noise).clamp_min(0.0).sqrt().cpu().numpy()
+        found = solves.variances[-1] if solves.variances else None
+        samples = found.num_samples if found is not None else 0
+        about["std_method"] = f"from {samples} samples" if samples else "exact"
+    return mean.cpu().numpy(), deviation, about
+
+
+def _samples(seconds: float) -> int:
+    """As many as there is time for, a draw taking a little less than the mean did: from 8 to the setting's 64."""
+    most = settings.variance_samples.value()
+    return int(min(most, max(settings.variance_samples.minimum, _STD_SECONDS / max(0.7 * seconds, 1e-9))))
+
+
+def fill_in_memory(
+    numbers: np.ndarray, axes: Sequence[Axis], options: Options, device: torch.device | None = None
+) -> tuple[np.ndarray, np.ndarray | None, FillModel, FillReport]:
+    """Everything of ``Filled``, as plain arrays."""
+    clock = Clock()
+    gaps = np.isnan(numbers)
+    with torch.random.fork_rng(devices=[]):  # whose state stays the user's
+        torch.manual_seed(options.seed)
+        model, prepared, score = fit_in_memory(numbers, axes, options, clock, device)
+        wanted = np.flatnonzero(np.ones_like(gaps) if options.smooth else gaps)
+        grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in axes])
+        found, deviation, about = predict(model, grid.points(torch.from_numpy(wanted).to(device)), options, clock)
+    mean, std = numbers.copy(), None
+    mean.reshape(-1)[wanted] = found
+    if deviation is not None:
+        std = np.zeros_like(numbers)
+        std.reshape(-1)[wanted] = deviation
+    report = FillReport(
+        shape=numbers.shape,
+        num_gaps=int(gaps.sum()),
+        axes=tuple(map(str, axes)),
+        kernel=prepared.learned.name,
+        noise_std=float(prepared.learned.likelihood.noise.detach().sqrt()),
+        held_out=score,
+        history=prepared.learned.history,
+        seconds=clock.seconds,
+        notes=prepared.notes,
+        **about,  # type: ignore[arg-type]
+    )
+    return mean, std, model, report
+
+
+@contextmanager
+def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
+    """The settings of predictions; that variances come from samples is in the report."""
+    with (
+        torch.no_grad(),
+        settings.solve_tolerance(rougher * options.tolerance),
+        settings.mixed_precision(),
+        settings.progress(options.progress),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", ApproximateVarianceWarning)
+        yield

@@ -1,0 +1,83 @@
+"""What ``fill_gaps`` was asked for, checked before anything is computed."""
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpytorch.kernels import Kernel
+
+from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.reconstruct_inputs import positive
+
+
+@dataclass(frozen=True)
+class Options:
+    kernels: Any = "auto"
+    periods: Any = None
+    trend: bool = True
+    smooth: bool = False
+    std: bool = True
+    check: bool = True
+    steps: int = 50
+    tolerance: float = 1e-4
+    memory: float = 2**32
+    seed: int = 0
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("trend", "smooth", "std", "check", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected True or False")
+        for name, least in (("steps", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
+        positive("tolerance", self.tolerance)
+        positive("memory", self.memory)
+
+    def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
+        """The user's kernel of each axis, None where it is for us to choose."""
+        return [_kernel(axis, one) for axis, one in zip(axes, _by_axis("kernels", self.kernels, axes), strict=True)]
+
+    def periods_of(self, axes: Sequence[Axis]) -> list[list[float] | None]:
+        """The user's periods of each axis, in its units, None where they are to be found."""
+        found: list[list[float] | None] = []
+        for axis, given in zip(axes, _by_axis("periods", self.periods, axes), strict=True):
+            if given is None:
+                found.append(None)
+                continue
+            listed = given if isinstance(given, Sequence) else [given]
+            found.append([positive(f"periods: {axis.name}", one) for one in listed])
+            if found[-1] and axis.points.shape[1] > 1:
+                raise ValueError(f"periods: {axis.name} is a {axis.kind}, expected an axis of one column")
+        return found
+
+
+def _by_axis(argument: str, given: Any, axes: Sequence[Axis]) -> list[Any]:
+    """One entry an axis, from a list or from a mapping by name or number."""
+    names = [axis.name for axis in axes]
+    if given is None or (isinstance(given, str) and given == "auto"):
+        return [None] * len(axes)
+    if isinstance(given, Mapping):
+        result: list[Any] = [None] * len(axes)
+        for key, value in given.items():
+            number = isinstance(key, int) and -len(axes) <= key < len(axes)
+            if not number and key not in names:
+                raise ValueError(f"{argument}: got the axis {key!r}, expected one of {names}, or its number")
+            result[key if number else names.index(key)] = value
+        return result
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(axes):
+        came = f"{len(given)}" if isinstance(given, list | tuple) else repr(given)
+        raise ValueError(f"{argument}: got {came}, expected one for each of {names}, or a mapping by name")
+    return list(given)
+
+
+def _kernel(axis: Axis, given: Any) -> Kernel | None:
+    if given is None or (isinstance(given, str) and given == "auto"):
+        return None
+    if not isinstance(given, Kernel):
+        raise ValueError(f"kernels: {axis.name} got {type(given).__name__}, expected a GPyTorch kernel or 'auto'")
+    if given.batch_shape:
+        raise ValueError(f"kernels: {axis.name} got a batch of kernels, expected one")
+    return given

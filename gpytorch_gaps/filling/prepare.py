@@ -1,0 +1,95 @@
+"""From values on axes to kernels with hyperparameters: cycles, labels, windows, candidates."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpytorch_gaps.filling.auto_kernels import candidates, label_correlations
+from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.cycles import cycles_of
+from gpytorch_gaps.filling.learn import Learned, learn
+from gpytorch_gaps.filling.model import MANY, NOISE_FLOOR, NOISE_FLOOR_OF_MANY, PlaneMean
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.trend import fit_mean, sample_of
+from gpytorch_gaps.filling.windows import OBSERVATIONS, Reader, all_of, choose_windows
+
+WINDOWS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What the model is made of."""
+
+    learned: Learned
+    mean: PlaneMean
+    notes: tuple[str, ...]
+
+
+def prepare(
+    read: Reader, shape: Sequence[int], axes: Sequence[Axis], options: Options, generator: np.random.Generator,
+    part: np.ndarray, one_term: bool = False, shortest: float = 0.0,
+) -> Prepared:  # fmt: skip
+    """Everything that is learned, from windows of the grid.
+
+    :param part: values in which cycles, the trend and the correlations of labels are looked for: of the whole grid if
+        it is in memory, else of what the windows hold.
+    :param one_term: whether the kernel has to be a single product.
+    :param shortest: the least length-scale, in cells.
+    """
+    whole = part.shape == tuple(shape)
+    labels = [axis.kind == "label" for axis in axes]
+    if whole and np.count_nonzero(~np.isnan(part)) <= 2 * OBSERVATIONS:
+        windows = [all_of(part)]
+    else:
+        windows = choose_windows(read, shape, labels, WINDOWS, generator)
+    given = options.kernels_of(axes)
+    asked = options.periods_of(axes)
+    found = cycles_of(part, list(axes)) if whole else [[] for _ in axes]
+    periods = [seen if own is None else own for own, seen in zip(asked, found, strict=True)]
+    if whole:
+        mean = fit_mean(axes, *sample_of(part, generator), trend=options.trend)
+    else:
+        positions = np.concatenate([_positions(w.positions, w.cells.numpy()) for w in windows])
+        mean = fit_mean(axes, positions, np.concatenate([w.values.numpy() for w in windows]), trend=False)
+    values = np.concatenate([w.values.numpy() for w in windows])
+    variance = float(np.var(values)) or 1.0
+    correlations = [
+        label_correlations(part, i) if label and whole and own is None else None
+        for i, (label, own) in enumerate(zip(labels, given, strict=True))
+    ]
+    choices = candidates(axes, variance, periods, correlations, given, one_term, shortest)
+    floor = NOISE_FLOOR if whole and np.count_nonzero(~np.isnan(part)) <= MANY else NOISE_FLOOR_OF_MANY
+    learned = learn(choices, windows, axes, mean, variance, floor, options.steps, options.progress)
+    return Prepared(learned, mean, tuple(_notes(axes, periods, mean, given)))
+
+
+def _positions(positions: Sequence[np.ndarray], cells: np.ndarray) -> np.ndarray:
+    return np.stack([p[c] for p, c in zip(positions, cells.T, strict=True)], axis=1)
+
+
+def _notes(
+    axes: Sequence[Axis], periods: Sequence[Sequence[float]], mean: PlaneMean, given: Sequence[object]
+) -> list[str]:
+    notes = []
+    kinds = {axis.kind: axis.name for axis in axes}
+    around = next((axis.name for axis in axes if axis.kind == "circle"), None)
+    if "latitude" in kinds:
+        longitude = kinds.get("longitude") or around
+        latitudes = next(axis.points for axis in axes if axis.kind == "latitude")
+        widest, narrowest = (math.cos(math.radians(value)) for value in (abs(latitudes).min(), abs(latitudes).max()))
+        if longitude is not None:
+            notes.append(
+                f"{kinds['latitude']} and {longitude} are not treated as a sphere: a degree of longitude counts the "
+                f"same everywhere, though here it is {widest:.2f} to {narrowest:.2f} times one of latitude"
+            )
+    if around is not None:
+        notes.append(f"{around} closes to a circle")
+    for axis, cycles, own in zip(axes, periods, given, strict=True):
+        if cycles and own is None:
+            words = " and ".join(f"{period:.6g} {axis.unit}".strip() for period in cycles)
+            notes.append(f"{axis.name} has a cycle of {words}")
+    if bool((mean.slopes != 0).any()):
+        notes.append("a linear trend is taken off first")
+    return notes

@@ -1,0 +1,82 @@
+"""What a filling did, what it is worth, and what to know about it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpytorch_gaps.history import History
+from gpytorch_gaps.reports import SolveReport
+from gpytorch_gaps.score import Score
+
+
+@dataclass(frozen=True, eq=False)
+class FillReport:
+    """How gaps were filled. ``print(report)`` says it in words, ``report.as_dict()`` in numbers that JSON takes."""
+
+    shape: tuple[int, ...]
+    num_gaps: int
+    axes: tuple[str, ...] = ()
+    """What each dimension was taken for."""
+    kernel: str = ""
+    noise_std: float | None = None
+    """Standard deviation of the noise of a measurement, in units of the data."""
+    held_out: Score | None = None
+    """Of observations that were withheld in the shape of the gaps, and predicted from the others."""
+    solve: SolveReport | None = None
+    """Of the mean."""
+    std_method: str = ""
+    history: History | None = None
+    """Of the training."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By what they went to."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_cells(self) -> int:
+        cells = 1
+        for size in self.shape:
+            cells *= size
+        return cells
+
+    @property
+    def expected_error(self) -> str:
+        """Such as "held-out RMSE 0.42, 95 % intervals cover 94 %"."""
+        if self.held_out is None:
+            return ""
+        words = f"held-out RMSE {self.held_out.rmse:.3g}"
+        return f"{words}, {self.held_out.level:.0%} intervals cover {self.held_out.coverage:.0%}".replace("%", " %")
+
+    def as_dict(self) -> dict[str, Any]:
+        solve = self.solve
+        return {
+            "shape": list(self.shape),
+            "cells": self.num_cells,
+            "gaps": self.num_gaps,
+            "axes": list(self.axes),
+            "kernel": self.kernel,
+            "noise_std": self.noise_std,
+            "held_out": None if self.held_out is None else self.held_out.as_dict(),
+            "method": None if solve is None else solve.method,
+            "iterations": None if solve is None else solve.iterations,
+            "residual": None if solve is None else float(solve.worst_residual),
+            "converged": None if solve is None else solve.converged,
+            "std_method": self.std_method,
+            "steps": 0 if self.history is None else len(self.history),
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        size = " x ".join(map(str, self.shape))
+        share = 100 * self.num_gaps / self.num_cells
+        lines = [f"{size} cells, {self.num_gaps:,} gaps ({share:.3g} %), {sum(self.seconds.values()):.3g} s"]
+        if self.kernel:
+            noise = "" if self.noise_std is None else f"; noise {self.noise_std:.3g}"
+            lines.append(f"kernel: {self.kernel}{noise}")
+        if self.held_out is not None:
+            lines.append(f"{self.expected_error} of {self.held_out.count:,} cells withheld in the shape of the gaps")
+        if self.solve is not None:
+            lines.append(f"mean: {self.solve}")
+        if self.std_method:
+            lines.append(f"standard deviations: {self.std_method}")
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)

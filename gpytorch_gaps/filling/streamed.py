@@ -1,0 +1,143 @@
+"""Filling what is too large for a model in memory, or read piece by piece: kernels from windows, then `reconstruct`.
+
+The kernel is a single product here, and its short length-scales are held up, from doubling to doubling, until the
+eigenvectors that it needs fit in memory.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, ScaleKernel
+
+from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.check import choose_part, score_withheld, withheld
+from gpytorch_gaps.filling.in_memory import Clock, condition, quietly
+from gpytorch_gaps.filling.kinds import Kind
+from gpytorch_gaps.filling.model import positive
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.prepare import Prepared, prepare
+from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.kronecker.truncated import truncated_eigh
+from gpytorch_gaps.reconstruct import Reconstruction, reconstruct
+
+_VECTORS = 10  # of the size of the weights, that a solve holds
+_FIRST_FLOOR = 2.0  # cells
+_COARSE = 1e-3  # eigenvalues below this share of the noise are left out
+
+
+def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepared, FillReport]:
+    """The posterior mean, to be given out slab by slab, and how it was found."""
+    clock, generator, axes = Clock(), np.random.default_rng(options.seed), kind.axes
+    read = _reader(kind)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        positions, part = choose_part(read, kind.shape, generator)
+        held = withheld(part, generator) if options.check else np.zeros(part.shape, dtype=bool)
+        with clock("training"):
+            prepared, floor = _affordable(_without(read, positions, held), kind, options, generator, part)
+        score = None
+        if held.any():
+            with clock("held-out check"), quietly(options, 10.0):
+                there = [Axis(a.name, a.kind, a.points[p], a.unit) for a, p in zip(axes, positions, strict=True)]
+                model = condition(np.where(held, np.nan, part), there, prepared)
+                score = score_withheld(model, axes, positions, held, part)
+        noise = float(prepared.learned.likelihood.noise.detach())
+        with clock("mean"):
+            result = reconstruct(
+                kind.array,
+                [axis.points for axis in axes],
+                _kernels(prepared),
+                noise,
+                mean=float(prepared.mean.constant),
+                tolerance=max(options.tolerance, _COARSE),
+                progress=options.progress,
+            )
+    notes = [*prepared.notes, "values were streamed: there are no standard deviations, and no model in memory"]
+    if floor:
+        notes.append(f"length-scales were held above {floor:g} cells, so that {options.memory / 2**30:.3g} GiB suffice")
+    report = FillReport(
+        shape=kind.shape,
+        num_gaps=math.prod(kind.shape) - result.report.num_train,
+        axes=tuple(map(str, axes)),
+        kernel=prepared.learned.name,
+        noise_std=math.sqrt(noise),
+        held_out=score,
+        solve=result.report,
+        history=prepared.learned.history,
+        seconds=clock.seconds,
+        notes=tuple(notes),
+    )
+    return result, prepared, report
+
+
+def _affordable(
+    read: Callable[[Sequence[np.ndarray]], np.ndarray], kind: Kind, options: Options, generator: np.random.Generator,
+    part: np.ndarray,
+) -> tuple[Prepared, float]:  # fmt: skip
+    """What was learned with the least floor under length-scales whose weights fit in memory."""
+    floor = 0.0
+    while True:
+        prepared = prepare(read, kind.shape, kind.axes, options, generator, part, one_term=True, shortest=floor)
+        needed = _weights(prepared, kind.axes) * 8 * _VECTORS
+        if needed <= options.memory:
+            return prepared, floor
+        if all(kernel is not None for kernel in options.kernels_of(kind.axes)) or floor > max(kind.shape):
+            raise ValueError(
+                f"kernels: their eigenvectors take {needed / 2**30:.3g} GiB, expected at most "
+                f"{options.memory / 2**30:.3g}: pass a larger memory, smoother kernels or longer length-scales"
+            )
+        floor = max(_FIRST_FLOOR, 2 * floor)
+
+
+def _weights(prepared: Prepared, axes: Sequence[Axis]) -> float:
+    """Numbers in the box of weights, before any value is read."""
+    noise = float(prepared.learned.likelihood.noise.detach())
+    with torch.no_grad():
+        points = [torch.from_numpy(axis.points) for axis in axes]
+        factors = [kernel(x).to_dense() for kernel, x in zip(_kernels(prepared), points, strict=True)]
+        return float(math.prod(truncated_eigh(factors, _COARSE * noise).ranks))
+
+
+def _kernels(prepared: Prepared) -> list[Kernel]:
+    """One for each axis; the scale goes with the first."""
+    (term,) = prepared.learned.terms
+    first = ScaleKernel(term.kernels[0], outputscale_constraint=positive())
+    first.outputscale = term.scale.detach()
+    return [first.double(), *list(term.kernels)[1:]]
+
+
+def _reader(kind: Kind) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    """Values at a product of positions, axis by axis, as files and chunks are read: steps as slices."""
+
+    def read(positions: Sequence[np.ndarray]) -> np.ndarray:
+        part: Any = kind.array
+        for axis, at in enumerate(positions):
+            steps = np.unique(np.diff(at))
+            even = len(steps) <= 1
+            index: Any = slice(int(at[0]), int(at[-1]) + 1, int(steps[0]) if len(steps) else 1) if even else at
+            part = part[(slice(None),) * axis + (index,)]
+        part = part if np.ma.isMaskedArray(part) else np.asarray(part)
+        return np.ma.filled(part.astype(np.float64), np.nan)
+
+    return read
+
+
+def _without(
+    read: Callable[[Sequence[np.ndarray]], np.ndarray], positions: Sequence[np.ndarray], held: np.ndarray
+) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    """The same reader, blind to what is withheld in the part at `positions`."""
+    starts = [int(p[0]) for p in positions]
+
+    def blind(wanted: Sequence[np.ndarray]) -> np.ndarray:
+        values = read(wanted)
+        inside = [(p >= s) & (p < s + m) for p, s, m in zip(wanted, starts, held.shape, strict=True)]
+        if all(flags.any() for flags in inside):
+            there = np.ix_(*[p[flags] - s for p, flags, s in zip(wanted, inside, starts, strict=True)])
+            seen = values[np.ix_(*inside)]
+            values[np.ix_(*inside)] = np.where(held[there], np.nan, seen)
+        return values
+
+    return blind

@@ -1,0 +1,92 @@
+"""Small parts of a grid that hyperparameters are learned from: some of neighbouring cells, some of cells far apart.
+
+Each is a grid itself, ``start, start + stride, ..`` along every axis, and holds few enough observations for dense
+algebra. Neighbours tell of roughness, noise and short distances; strides of the size of the grid of long ones.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Reader = Callable[[Sequence[np.ndarray]], np.ndarray]
+"""The values at a product of positions, one array of them for each axis; NaN at gaps."""
+
+OBSERVATIONS = 420
+"""Of a window: a Cholesky factor of it takes a few milliseconds."""
+
+_TRIES = 12
+_FULL_ENOUGH = 0.6
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """`positions` of each axis, and the observed cells among their product: `cells` (N, d) and `values` (N,)."""
+
+    positions: list[np.ndarray]
+    cells: Tensor
+    values: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def all_of(values: np.ndarray) -> Window:
+    return _window([np.arange(size) for size in values.shape], values, math.inf, np.random.default_rng(0))
+
+
+def choose_windows(
+    read: Reader, shape: Sequence[int], whole: Sequence[bool], count: int, generator: np.random.Generator
+) -> list[Window]:
+    """`count` windows: two in three of neighbours, the others at strides up to the largest that there are.
+
+    :param whole: axes whose places are taken as they come, without distances: labels.
+    """
+    size = np.array(shape)
+    sides = _sides(size, 1.5 * OBSERVATIONS)
+    widest = np.maximum(size // sides, 1)
+    far = max(1, count // 3)
+    windows = []
+    for number in range(count):
+        share = max(0, number - (count - far) + 1) / far  # 0: neighbours, 1: as far apart as the grid is wide
+        stride = np.maximum(1, np.rint(widest**share)).astype(int)
+        best: Window | None = None
+        for _ in range(_TRIES):
+            positions = [
+                np.sort(generator.permutation(m)[:n]) if one else _stretch(m, n, step, generator)
+                for m, n, step, one in zip(size, sides, stride, whole, strict=True)
+            ]
+            window = _window(positions, read(positions), OBSERVATIONS, generator)
+            if best is None or len(window) > len(best):
+                best = window
+            if len(best) >= _FULL_ENOUGH * min(OBSERVATIONS, math.prod(map(len, positions))):
+                break
+        assert best is not None
+        if len(best) > 1:
+            windows.append(best)
+    return windows
+
+
+def _sides(size: np.ndarray, cells: float) -> np.ndarray:
+    """As even as the axes allow, with about as many cells in all: short axes are taken whole."""
+    sides = np.ones(len(size))
+    for axis, at in enumerate(np.argsort(size)):
+        left = len(size) - axis
+        sides[at] = min(size[at], round((cells / sides.prod()) ** (1 / left)))
+    return np.maximum(sides, 1).astype(int)
+
+
+def _stretch(size: int, count: int, stride: int, generator: np.random.Generator) -> np.ndarray:
+    reach = (count - 1) * stride + 1
+    start = int(generator.integers(0, max(1, size - reach + 1)))
+    return np.arange(start, min(size, start + reach), stride)
+
+
+def _window(positions: list[np.ndarray], values: np.ndarray, most: float, generator: np.random.Generator) -> Window:
+    cells = np.argwhere(~np.isnan(values))
+    if len(cells) > most:
+        cells = cells[np.sort(generator.permutation(len(cells))[: int(most)])]
+    return Window(positions, torch.from_numpy(cells), torch.from_numpy(values[tuple(cells.T)]))
