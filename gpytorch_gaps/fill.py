@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.filling.in_memory import LARGEST, Clock, fill_in_memory, fit_in_memory
 from gpytorch_gaps.filling.kinds import Kind, TensorKind, is_a, put, read_kind
 from gpytorch_gaps.filling.model import FillModel
@@ -73,8 +74,8 @@ def fill_gaps(
     standard deviations are then those of the exact process, given all observations.
 
     :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, an xarray DataArray or
-        Dataset. Gaps are NaN, or masked. It is not changed. Chunked DataArrays (dask), and arrays of more than four million
-        cells, go through :func:`reconstruct`: slab by slab, with a single product of kernels and without
+        Dataset. Gaps are NaN, or masked. It is not changed. Chunked DataArrays (dask), and arrays of more than four
+        million cells, go through :func:`reconstruct`: slab by slab, with a single product of kernels and without
         standard deviations.
     :param axes: coordinates of each dimension: numbers, dates, strings, rows of several columns, or None for 0, 1, ..
         By default those that `values` brings along.
@@ -92,9 +93,12 @@ def fill_gaps(
     :param seed: of whatever is random: the same gives the same. The state of torch's own is left alone.
     """
     options = Options(kernels, periods, trend, smooth, std, check, steps, tolerance, memory, seed, progress)
-    if is_a(values, "xarray", "Dataset"):
-        return _fill_dataset(values, options)
-    return _fill(read_kind(values, axes), options)
+    with settings.progress(progress):
+        if is_a(values, "xarray", "Dataset"):
+            if axes is not None:
+                raise ValueError("axes: got some with a Dataset, expected None: its variables bring their own")
+            return _fill_dataset(values, options)
+        return _fill(read_kind(values, axes), options)
 
 
 def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) -> FillModel:
@@ -103,7 +107,7 @@ def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) ->
     numbers = kind.numbers()
     _refuse_all_gaps(numbers)
     settled = Options(**options)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), settings.progress(settled.progress):
         torch.manual_seed(settled.seed)
         return fit_in_memory(numbers, kind.axes, settled, Clock(), _device(kind))[0]
 

@@ -48,7 +48,12 @@ def candidates(
     make = partial(_term, axes, periods, correlations, given, shortest)
     distances = [axis for axis, own in zip(axes, given, strict=True) if own is None and axis.kind != "label"]
     if not distances:
-        return [("as given", lambda: [make(SMOOTH, 0.2, variance)])]
+        return [
+            (
+                "as given" if any(own is not None for own in given) else "free covariances of labels",
+                lambda: [make(SMOOTH, 0.2, variance)],
+            )
+        ]
     names = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", SMOOTH: "squared exponential"}
 
     def single(roughness: float) -> list[Term]:

@@ -22,7 +22,8 @@ import torch
 
 from gpytorch_gaps.data import days_since_first
 
-FEW_LEVELS = 4  # so few places without coordinates have no distance that could be learned from them
+FEW_LEVELS = 4  # so few places without coordinates have no distance that could be learned from them,
+CELLS_EACH = 30  # but a covariance, if each has so many cells
 
 YEAR, DAY = 365.2425, 1.0  # days
 
@@ -89,11 +90,12 @@ def describe_axes(
     coordinates = [None] * len(shape) if axes is None else axes
     names = [f"axis {i}" for i in range(len(shape))] if names is None else list(names)
     attributes = [{}] * len(shape) if attributes is None else attributes
-    described = list(zip(names, shape, coordinates, attributes, strict=True))
-    return [_describe(*one) for one in described]
+    cells = math.prod(shape)
+    described = zip(names, shape, coordinates, attributes, strict=True)
+    return [_describe(name, size, cells // max(size, 1), *known) for name, size, *known in described]
 
 
-def _describe(name: str, size: int, coordinates: Any, attributes: Mapping[str, Any]) -> Axis:
+def _describe(name: str, size: int, cells_each: int, coordinates: Any, attributes: Mapping[str, Any]) -> Axis:
     array = np.empty(0, object) if coordinates is None else _as_array(name, coordinates)
     if coordinates is not None and len(array) != size:
         raise ValueError(f"{name}: got {len(array)} coordinates, expected {size}, as values has along this dimension")
@@ -103,14 +105,15 @@ def _describe(name: str, size: int, coordinates: Any, attributes: Mapping[str, A
             raise ValueError(f"{name}: entry {int(np.isnat(array).argmax())} is NaT, expected times")
         return _checked(Axis(name, "time", days_since_first(array).reshape(size, 1), "days"))
     if array.dtype.kind in "iufb" and coordinates is not None:
-        return _numeric(name, np.asarray(array, dtype=np.float64).reshape(size, -1), attributes)
+        return _numeric(name, np.array(array, dtype=np.float64).reshape(size, -1), attributes)
     positions = np.arange(size, dtype=np.float64).reshape(size, 1)
     if coordinates is not None:
         labels = [str(label) for label in array]
         if len(set(labels)) < size:
             twice = next(label for label in labels if labels.count(label) > 1)
             raise ValueError(f"{name}: got the label {twice!r} twice, expected each once")
-    kind = "label" if coordinates is not None or 1 < size <= FEW_LEVELS else "position"
+    few = 1 < size <= FEW_LEVELS and cells_each >= CELLS_EACH
+    kind = "label" if coordinates is not None or few else "position"
     return Axis(name, kind, positions)
 
 

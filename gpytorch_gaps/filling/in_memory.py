@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import linear_operator
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ LARGEST = 4_000_000
 """Cells up to which a model of the whole grid is made; beyond, values are streamed."""
 
 _ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
+_DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
 _STD_SECONDS = 120.0  # that samples should not take much longer than
 
 
@@ -53,7 +55,8 @@ def fit_in_memory(
     if held.any():
         known = numbers.copy()
         known[np.ix_(*positions)] = np.where(held, np.nan, part)
-    with clock("training"):
+    with clock("training"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse invariant checks")
         prepared = prepare(lambda p: known[np.ix_(*p)], known.shape, axes, options, generator, known)
     score = None
     if held.any():
@@ -146,8 +149,10 @@ def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
         torch.no_grad(),
         settings.solve_tolerance(rougher * options.tolerance),
         settings.mixed_precision(),
+        linear_operator.settings.max_cholesky_size(_DENSE),
         settings.progress(options.progress),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", ApproximateVarianceWarning)
+        warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's, of the labels' IndexKernel
         yield

@@ -203,6 +203,10 @@ class DataArrayKind(Kind):
         return self.given.copy(data=put(self.given.values, values, gaps, smooth))
 
     def like(self, values: Any) -> Any:
-        result = self.given.copy(data=values if values.dtype == bool else values.astype(_floating(self.given.dtype)))
+        flags = values.dtype == bool
+        result = self.given.copy(data=values if flags else values.astype(_floating(self.given.dtype)))
+        named = str(result.attrs.pop("long_name", result.name or "values"))
+        kept = {} if flags else {key: result.attrs[key] for key in ("units",) if key in result.attrs}
+        result.attrs = {"long_name": f"gaps of {named}" if flags else f"standard deviation of {named}", **kept}
         result.encoding = {}
         return result

@@ -3,27 +3,33 @@
     log p = Σ_w log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I)
 
 Windows are treated as independent of each other, which only costs precision of the estimate. Candidates, kernels of
-another roughness or of several scales, are compared by a short run on a few windows; the best goes on with all.
+another roughness or of several scales, are compared by short runs on a few windows, the better ones by longer runs; the
+best goes on with all.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from linear_operator.utils.cholesky import psd_safe_cholesky
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.model import FillModel, PlaneMean, Term, make_likelihood, make_model
+from gpytorch_gaps.filling.model import PlaneMean, Term, make_likelihood
 from gpytorch_gaps.filling.windows import Window
 from gpytorch_gaps.fit import fit
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.functions.normal_log_prob import normal_log_prob
 from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
+from gpytorch_gaps.progress import with_bar
 
-SHORT, LONG = 20, 50  # steps
+SHORT, LONG = 10, 50  # steps
+_FINALISTS, _FURTHER = 3, 15  # candidates that go on from the short run, and for how many steps more
 _LR = 0.15
 _COST_OF_A_TERM = 0.01  # nats an observation that a term more must gain: it takes time at every solve
 
@@ -39,30 +45,33 @@ class Learned:
     history: History
 
 
+class WindowModel(ExactGP):
+    """What is trained: terms, noise and a mean, known by windows alone. There is no distribution to ask for."""
+
+    def __init__(
+        self, parts: Sequence["_Part"], terms: Sequence[Term], likelihood: GappyGridLikelihood, mean: PlaneMean
+    ) -> None:
+        super().__init__(parts[0].x, parts[0].y, likelihood)
+        self.parts, self.terms, self.mean_module = list(parts), torch.nn.ModuleList(terms), mean
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        return MultivariateNormal(x.new_zeros(len(x)), DiagLinearOperator(x.new_ones(len(x))))
+
+
 class WindowLogLikelihood(ExactMarginalLogLikelihood):
     """The mean log-likelihood of an observation, over all windows, with the priors of the kernels."""
 
-    def __init__(
-        self, model: FillModel, terms: Sequence[Term], windows: Sequence[Window], axes: Sequence[Axis]
-    ) -> None:
-        super().__init__(model.likelihood, model)
-        self._terms = list(terms)
-        self._parts = [_Part.of(window, axes) for window in windows]
-
     def forward(self, function_dist: object, target: Tensor, *params: object, **kwargs: object) -> Tensor:
         total, count = torch.zeros((), dtype=torch.float64), 0
-        for part in self._parts:
-            root = psd_safe_cholesky(self._covariance(part))
-            normal = torch.distributions.MultivariateNormal(
-                self.model.mean_module(part.x), scale_tril=root, validate_args=False
-            )
-            total, count = total + normal.log_prob(part.y), count + len(part.y)
+        for part in self.model.parts:
+            residual = part.y - self.model.mean_module(part.x)
+            total, count = total + normal_log_prob(residual, self._covariance(part)), count + len(part.y)
         return self._add_other_terms(total, params) / count
 
     def _covariance(self, part: "_Part") -> Tensor:
         """shape: (N, N)"""
         covariance = self.likelihood.noise * torch.eye(len(part.y), dtype=torch.float64)
-        for term in self._terms:
+        for term in self.model.terms:
             product = term.scale
             for kernel, points, pick in zip(term.kernels, part.points, part.picks, strict=True):
                 product = product * (pick @ kernel(points).to_dense() @ pick.mT)
@@ -108,20 +117,25 @@ def learn(
     :param floor: under the noise, as a share of the variance.
     """
     few = _some(windows)
-    best: Learned | None = None
-    trials = candidates if len(candidates) > 1 else []
-    for name, make in trials:
-        try:
-            found = _train(name, make(), make_likelihood(variance, floor), few, axes, mean, SHORT, progress=False)
-        except FitError:
-            continue
-        price = _COST_OF_A_TERM * len(found.terms)
-        if best is None or found.loss + price < best.loss + _COST_OF_A_TERM * len(best.terms):
-            best = found
-    if best is None:
-        name, make = candidates[0]
-        return _train(name, make(), make_likelihood(variance, floor), windows, axes, mean, steps, progress)
-    return _train(best.name, best.terms, best.likelihood, windows, axes, mean, steps, progress)
+
+    def run(found: Learned, where: Sequence[Window], steps: int, progress: bool = False) -> Learned:
+        return _train(found.name, found.terms, found.likelihood, where, axes, mean, steps, progress)
+
+    field = [Learned(name, make(), make_likelihood(variance, floor), math.inf, History()) for name, make in candidates]
+    if len(field) > 1:
+        with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
+            for length, survivors in ((SHORT, _FINALISTS), (_FURTHER, 1)):
+                trained = []
+                for found in field:
+                    with suppress(FitError):  # a candidate that fails is none
+                        trained.append(run(found, few, length))
+                    bar.update()
+                field = sorted(trained or field[:1], key=_price)[:survivors]
+    return run(field[0], windows, steps, progress)
+
+
+def _price(found: Learned) -> float:
+    return found.loss + _COST_OF_A_TERM * len(found.terms)
 
 
 def _some(windows: Sequence[Window]) -> list[Window]:
@@ -139,14 +153,7 @@ def _train(
     steps: int,
     progress: bool,
 ) -> Learned:
-    window = windows[0]
-    grid = CartesianGrid([torch.from_numpy(a.points[p]) for a, p in zip(axes, window.positions, strict=True)])
-    index = torch.from_numpy(np.ravel_multi_index(window.cells.numpy().T, grid.shape))
-    model = make_model(grid.points(index), window.values, grid, terms, likelihood, mean)
-    model.terms = torch.nn.ModuleList(terms)  # whose scales are learned, not those of the kernels made from them
-    for part in model.covar_module.modules():
-        if hasattr(part, "raw_outputscale"):
-            part.raw_outputscale.requires_grad_(False)
-    mll = WindowLogLikelihood(model, terms, windows, axes)
+    model = WindowModel([_Part.of(window, axes) for window in windows], terms, likelihood, mean)
+    mll = WindowLogLikelihood(likelihood, model)
     history = fit(model, steps, lr=_LR, mll=mll, progress=progress, patience=10, min_improvement=0.05)
     return Learned(name, terms, likelihood, min(history.loss), history)

@@ -40,7 +40,7 @@ def prepare(
     """
     whole = part.shape == tuple(shape)
     labels = [axis.kind == "label" for axis in axes]
-    if whole and np.count_nonzero(~np.isnan(part)) <= 2 * OBSERVATIONS:
+    if whole and np.count_nonzero(~np.isnan(part)) <= 1.2 * OBSERVATIONS:
         windows = [all_of(part)]
     else:
         windows = choose_windows(read, shape, labels, WINDOWS, generator)

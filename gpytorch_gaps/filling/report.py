@@ -65,6 +65,9 @@ class FillReport:
             "notes": list(self.notes),
         }
 
+    def __repr__(self) -> str:
+        return f"<FillReport {self}>"
+
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape))
         share = 100 * self.num_gaps / self.num_cells
@@ -75,8 +78,14 @@ class FillReport:
         if self.held_out is not None:
             lines.append(f"{self.expected_error} of {self.held_out.count:,} cells withheld in the shape of the gaps")
         if self.solve is not None:
-            lines.append(f"mean: {self.solve}")
+            lines.append(f"mean: {_in_short(self.solve)}")
         if self.std_method:
             lines.append(f"standard deviations: {self.std_method}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _in_short(solve: SolveReport) -> str:
+    rank = f", rank {solve.rank}" if solve.rank else ""
+    ended = "" if solve.converged else "NOT CONVERGED, "
+    return f"{solve.method}{rank}: {ended}{solve.iterations} iterations, relative residual {solve.worst_residual:.1e}"

@@ -31,7 +31,7 @@ _COARSE = 1e-3  # eigenvalues below this share of the noise are left out
 def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepared, FillReport]:
     """The posterior mean, to be given out slab by slab, and how it was found."""
     clock, generator, axes = Clock(), np.random.default_rng(options.seed), kind.axes
-    read = _reader(kind)
+    read = reader_of(kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         positions, part = choose_part(read, kind.shape, generator)
@@ -109,7 +109,7 @@ def _kernels(prepared: Prepared) -> list[Kernel]:
     return [first.double(), *list(term.kernels)[1:]]
 
 
-def _reader(kind: Kind) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+def reader_of(kind: Kind) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     """Values at a product of positions, axis by axis, as files and chunks are read: steps as slices."""
 
     def read(positions: Sequence[np.ndarray]) -> np.ndarray:
