@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test check demo fuzz compare clean
+.PHONY: test check docs demo fuzz compare clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed: make PYTHON=python3.11")'
@@ -10,13 +10,17 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
-test: check
+test: check docs
 	$(BIN)/python -m pytest -n 2
 
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# the site goes to build/site; any warning is an error (and the theme keeps its advertisement to itself)
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: .venv/installed
 	$(BIN)/python -m gpytorch_gaps demo
@@ -29,4 +33,4 @@ compare: .venv/installed
 	$(BIN)/python -m pytest -m benchmark tests/workflow
 
 clean:
-	rm -rf .venv results
+	rm -rf .venv results build

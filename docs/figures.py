@@ -1,5 +1,7 @@
 """Draws the pictures of these pages: ``python -m docs.figures``."""
 
+import base64
+import json
 import math
 from pathlib import Path
 
@@ -107,6 +109,19 @@ def membrane_video() -> None:
     figure.savefig(HERE / "membrane.png", dpi=100)
 
 
+def quickstart() -> None:
+    """Two pictures of the notebook, as it is stored: of the lake in colour, and of the stations."""
+    notebook = json.loads((HERE.parents[1] / "notebooks" / "quickstart.ipynb").read_text())
+    for name, sign in {
+        "quickstart_picture": "imshow(values",
+        "quickstart_series": "for axes, name in zip(panels",
+    }.items():
+        (cell,) = (cell for cell in notebook["cells"] if sign in "".join(cell["source"]))
+        (image,) = (output["data"]["image/png"] for output in cell["outputs"] if "image/png" in output.get("data", {}))
+        (HERE / f"{name}.png").write_bytes(base64.b64decode(image))
+
+
 if __name__ == "__main__":
+    quickstart()
     posterior()
     membrane_video()

@@ -90,8 +90,11 @@ def fill_gaps(
     :param steps: of Adam, at the most.
     :param tolerance: relative residual of the system that is solved for the mean.
     :param memory: bytes that a streamed solve may take.
+    :param progress: whether to show bars for what takes more than a few seconds; ``settings.progress(False)`` hides
+        them too.
     :param seed: of whatever is random: the same gives the same. The state of torch's own is left alone.
     """
+    progress = progress and settings.progress.value() if isinstance(progress, bool) else progress
     options = Options(kernels, periods, trend, smooth, std, check, steps, tolerance, memory, seed, progress)
     with settings.progress(progress):
         if is_a(values, "xarray", "Dataset"):

@@ -3,13 +3,31 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
 
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_example_runs_word_for_word(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def examples():
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_gaps_are_filled_word_for_word(capsys):
+    names = {}
+    exec(compile(examples()[0], str(README), "exec"), names)
+    seen, result, t = names["seen"], names["result"], names["t"]
+    gaps = np.isnan(seen)
+    assert np.array_equal(result.mean[~gaps], seen[~gaps])
+    truth = np.sin(6 * t[:, None]) * np.cos(4 * t)
+    error = (result.mean - truth)[gaps]
+    assert np.sqrt(np.mean(error**2)) < 0.1 * truth.std()
+    assert np.mean(np.abs(error) < 2 * result.std[gaps]) > 0.9
+    assert "withheld in the shape of the gaps" in capsys.readouterr().out
+
+
+def test_exact_gp_runs_word_for_word(capsys):
+    _, code = examples()
     names = {}
     torch.manual_seed(0)
     exec(compile(code, str(README), "exec"), names)

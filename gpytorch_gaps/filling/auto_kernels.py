@@ -43,7 +43,8 @@ def candidates(
     :param correlations: between the places of an axis of labels.
     :param given: kernels that the user chose; theirs go into every candidate, as copies.
     :param one_term: whether the kernel has to be a single product.
-    :param shortest: the least length-scale, in cells.
+    :param shortest: the least length-scale, in cells. Above 0 kernels are smooth: a Matern keeps all of its
+        eigenvectors, however long its length-scale, so that a floor would not spare any.
     """
     make = partial(_term, axes, periods, correlations, given, shortest)
     distances = [axis for axis, own in zip(axes, given, strict=True) if own is None and axis.kind != "label"]
@@ -60,6 +61,8 @@ def candidates(
         return [make(roughness, 0.2, variance)]
 
     one: list[Candidate] = [(name, partial(single, roughness)) for roughness, name in names.items()]
+    if one_term and shortest > 0:
+        one = one[-1:]
     longest = max(axis.size for axis in distances)
     if one_term or longest < 8 or all(own is not None for own in given):
         return one
@@ -95,7 +98,7 @@ def _term(
     kernels: list[Kernel] = []
     for axis, cycles, correlation, own in zip(axes, periods, correlations, given, strict=True):
         if own is not None:
-            kernels.append(copy.deepcopy(own).double())
+            kernels.append(_begun(copy.deepcopy(own).double(), axis, share))
         elif axis.kind == "label":
             kernels.append(_free(axis.size, correlation))
         else:
@@ -103,10 +106,21 @@ def _term(
     return Term(kernels, scale)
 
 
-def _of_distance(axis: Axis, roughness: float, share: float, shortest: float, cycles: Sequence[float]) -> Kernel:
+def _begun(kernel: Kernel, axis: Axis, share: float) -> Kernel:
+    """The user's kernel; length-scales that were never set begin between the spacing and the extent of the axis."""
+    for part in kernel.modules():
+        if isinstance(part, Kernel) and part.has_lengthscale and not bool(part.raw_lengthscale.any()):
+            part.lengthscale = _between(axis, share)
+    return kernel
+
+
+def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
     near = max(1.5, 1.1 * shortest) * axis.spacing
-    far = max(axis.extent / 2, near)
-    kernel: Kernel = _stationary(axis, roughness, near ** (1 - share) * far**share, shortest * axis.spacing)
+    return near ** (1 - share) * max(axis.extent / 2, near) ** share
+
+
+def _of_distance(axis: Axis, roughness: float, share: float, shortest: float, cycles: Sequence[float]) -> Kernel:
+    kernel: Kernel = _stationary(axis, roughness, _between(axis, share, shortest), shortest * axis.spacing)
     for period in cycles:
         shape = PeriodicKernel(period_length_constraint=positive(), lengthscale_constraint=positive())
         shape.period_length, shape.lengthscale = period, 2.0

@@ -85,6 +85,8 @@ def describe_axes(
     attributes: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Axis]:
     """One :class:`Axis` for each dimension; `attributes` are those of a CF coordinate, such as its units."""
+    if axes is not None and len(shape) == 1 and len(axes) == shape[0] and np.ndim(axes[0]) == 0 and axes[0] is not None:
+        axes = [axes]  # of one dimension: the coordinates themselves
     if axes is not None and len(axes) != len(shape):
         raise ValueError(f"axes: got {len(axes)}, expected {len(shape)}, one for each dimension of values")
     coordinates = [None] * len(shape) if axes is None else axes

@@ -112,7 +112,8 @@ def score_withheld(
     x = x.to(model.train_targets.device)
     with torch.no_grad(), settings.variance_samples(SAMPLES), record_solves() as solves:
         latent = model(x)
-        mean, variance = latent.mean, latent.variance + model.likelihood.noise
+        mean = latent.mean
+        variance = latent.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2) + model.likelihood.noise
     if solves.variances and solves.variances[-1].num_samples:
         variance = variance * _wider(variance, solves.variances[-1].error / 2).square()
     predicted = MultivariateNormal(mean.cpu(), DiagLinearOperator(variance.cpu()))

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import gpytorch
 import linear_operator
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.grid import CartesianGrid
-from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
+from gpytorch_gaps.reports import ApproximateVarianceWarning, SolveReport, record_solves
 from gpytorch_gaps.score import Score
 
 LARGEST = 4_000_000
@@ -26,7 +27,7 @@ LARGEST = 4_000_000
 
 _ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
 _DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
-_STD_SECONDS = 120.0  # that samples should not take much longer than
+_STD_FLOPS = 6e12  # that samples should not take much more than: a minute or two on two cores
 
 
 class Clock:
@@ -87,15 +88,15 @@ def predict(
     deviation = None
     with clock("mean"), quietly(options), record_solves() as solves:
         mean = model(x).mean
-    about["solve"] = solves[-1] if solves else None
+    solve = about["solve"] = solves[-1] if solves else None
     if options.std:
         with (
             clock("standard deviations"),
             quietly(options, _ROUGHER),
-            settings.variance_samples(_samples(clock.seconds["mean"])),
+            settings.variance_samples(_samples(solve)),
             record_solves() as solves,
         ):
-            variance = model(x).variance
+            variance = model(x).lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)  # .variance stops at 1e-10
             noise = 0.0 if options.smooth else model.likelihood.noise
             deviation = (variance + noise).clamp_min(0.0).sqrt().cpu().numpy()
         found = solves.variances[-1] if solves.variances else None
@@ -104,10 +105,10 @@ def predict(
     return mean.cpu().numpy(), deviation, about
 
 
-def _samples(seconds: float) -> int:
-    """As many as there is time for, a draw taking a little less than the mean did: from 8 to the setting's 64."""
-    most = settings.variance_samples.value()
-    return int(min(most, max(settings.variance_samples.minimum, _STD_SECONDS / max(0.7 * seconds, 1e-9))))
+def _samples(solve: SolveReport | None) -> int:
+    """As many as `_STD_FLOPS` allow, a draw taking a little less than the mean did: from 8 to the setting's 64."""
+    most, each = settings.variance_samples.value(), 0.7 * (solve.flops if solve is not None else 0.0)
+    return int(min(most, max(settings.variance_samples.minimum, _STD_FLOPS / max(each, 1.0))))
 
 
 def fill_in_memory(
@@ -147,6 +148,7 @@ def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
     """The settings of predictions; that variances come from samples is in the report."""
     with (
         torch.no_grad(),
+        gpytorch.settings.debug(False),  # predicting at the training data is meant, if smooth
         settings.solve_tolerance(rougher * options.tolerance),
         settings.mixed_precision(),
         linear_operator.settings.max_cholesky_size(_DENSE),

@@ -35,6 +35,8 @@ def read_kind(values: Any, axes: Sequence[Any] | None = None) -> "Kind":
     if is_a(values, "pandas", "Series"):
         return SeriesKind(values, axes)
     array = np.asanyarray(values)
+    if isinstance(values, Sequence) and array.dtype.kind == "O":
+        array = np.array(values, dtype=np.float64)  # None is NaN
     return MaskedKind(array, axes) if isinstance(array, np.ma.MaskedArray) else ArrayKind(array, axes)
 
 
@@ -193,7 +195,7 @@ class DataArrayKind(Kind):
     def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
         self.chunked = given.chunks is not None
         names = [str(dim) for dim in given.dims]
-        known = [given.coords.get(dim, None) for dim in given.dims]
+        known = [given.coords[dim] if dim in given.indexes else None for dim in given.dims]
         own = [None if one is None else one.values for one in known] if axes is None else axes
         attributes = [{} if one is None else one.attrs for one in known]
         array = given.data if self.chunked else given.values

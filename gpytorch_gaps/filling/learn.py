@@ -81,8 +81,10 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A window as tensors. `picks` are rows of the identity, (N, m_i): as products they are far faster than indexing,
-    above all backwards."""
+    """A window as tensors.
+
+    `picks` are rows of the identity, (N, m_i): as products they are far faster than indexing, above all backwards.
+    """
 
     points: list[Tensor]
     picks: list[Tensor]

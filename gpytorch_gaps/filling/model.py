@@ -83,7 +83,7 @@ class FillModel(gpytorch.models.ExactGP):
 def make_likelihood(variance: float, floor: float = NOISE_FLOOR, share: float = 0.02) -> GappyGridLikelihood:
     """Noise that begins as a share of the variance of the data, and is learned by its logarithm."""
     likelihood = GappyGridLikelihood(noise_constraint=positive(floor * variance)).double()
-    likelihood.noise = share * variance
+    likelihood.noise = max(share, 2 * floor) * variance
     return likelihood
 
 

@@ -59,6 +59,8 @@ def _by_axis(argument: str, given: Any, axes: Sequence[Axis]) -> list[Any]:
     names = [axis.name for axis in axes]
     if given is None or (isinstance(given, str) and given == "auto"):
         return [None] * len(axes)
+    if isinstance(given, Kernel | float | int) and len(axes) == 1:
+        return [given]
     if isinstance(given, Mapping):
         result: list[Any] = [None] * len(axes)
         for key, value in given.items():
@@ -68,7 +70,8 @@ def _by_axis(argument: str, given: Any, axes: Sequence[Axis]) -> list[Any]:
             result[key if number else names.index(key)] = value
         return result
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(axes):
-        came = f"{len(given)}" if isinstance(given, list | tuple) else repr(given)
+        came = f"{len(given)}" if isinstance(given, list | tuple) else type(given).__name__
+        came = repr(given) if isinstance(given, str) else came
         raise ValueError(f"{argument}: got {came}, expected one for each of {names}, or a mapping by name")
     return list(given)
 

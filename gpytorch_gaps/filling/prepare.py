@@ -44,6 +44,8 @@ def prepare(
         windows = [all_of(part)]
     else:
         windows = choose_windows(read, shape, labels, WINDOWS, generator)
+    if sum(map(len, windows)) < 2:
+        raise ValueError("values: all that was looked at are gaps; expected observations, some of them near each other")
     given = options.kernels_of(axes)
     asked = options.periods_of(axes)
     found = cycles_of(part, list(axes)) if whole else [[] for _ in axes]

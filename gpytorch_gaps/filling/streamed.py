@@ -1,7 +1,7 @@
 """Filling what is too large for a model in memory, or read piece by piece: kernels from windows, then `reconstruct`.
 
-The kernel is a single product here, and its short length-scales are held up, from doubling to doubling, until the
-eigenvectors that it needs fit in memory.
+The kernel is a single product here, and a squared exponential where a rougher one, which needs all of its eigenvectors,
+would not fit in memory. Its short length-scales are held up, from doubling to doubling, until those that it needs do.
 """
 
 import math
@@ -20,11 +20,12 @@ from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.kronecker.truncated import truncated_eigh
 from gpytorch_gaps.reconstruct import Reconstruction, reconstruct
 
 _VECTORS = 10  # of the size of the weights, that a solve holds
-_FIRST_FLOOR = 2.0  # cells
+_FIRST_FLOOR = 1.0  # cells: no restriction yet
+_TABLE = 2048  # places of an axis by which its eigenvalues are judged: of a longer one, every so many
+_MATRICES = 3  # of the covariances of the longest axis, that are held at once
 _COARSE = 1e-3  # eigenvalues below this share of the noise are left out
 
 
@@ -32,6 +33,7 @@ def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepare
     """The posterior mean, to be given out slab by slab, and how it was found."""
     clock, generator, axes = Clock(), np.random.default_rng(options.seed), kind.axes
     read = reader_of(kind)
+    _refuse_long_axes(axes, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         positions, part = choose_part(read, kind.shape, generator)
@@ -57,7 +59,8 @@ def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepare
             )
     notes = [*prepared.notes, "values were streamed: there are no standard deviations, and no model in memory"]
     if floor:
-        notes.append(f"length-scales were held above {floor:g} cells, so that {options.memory / 2**30:.3g} GiB suffice")
+        held_up = f", length-scales held above {floor:g} cells" if floor > _FIRST_FLOOR else ""
+        notes.append(f"only smooth kernels were tried{held_up}, so that {options.memory / 2**30:.3g} GiB suffice")
     report = FillReport(
         shape=kind.shape,
         num_gaps=math.prod(kind.shape) - result.report.num_train,
@@ -78,27 +81,52 @@ def _affordable(
     part: np.ndarray,
 ) -> tuple[Prepared, float]:  # fmt: skip
     """What was learned with the least floor under length-scales whose weights fit in memory."""
-    floor = 0.0
+    rough = math.prod(kind.shape) * 8 * _VECTORS <= options.memory and max(kind.shape) <= _TABLE
+    floor = 0.0 if rough or None not in options.kernels_of(kind.axes) else _FIRST_FLOOR
     while True:
         prepared = prepare(read, kind.shape, kind.axes, options, generator, part, one_term=True, shortest=floor)
-        needed = _weights(prepared, kind.axes) * 8 * _VECTORS
+        needed = math.prod(_ranks(prepared, kind.axes)) * 8 * _VECTORS
         if needed <= options.memory:
             return prepared, floor
-        if all(kernel is not None for kernel in options.kernels_of(kind.axes)) or floor > max(kind.shape):
+        if None not in options.kernels_of(kind.axes) or floor > max(kind.shape):
+            took = f"{needed / 2**30:.3g} GiB" if math.isfinite(needed) else "too long"
             raise ValueError(
-                f"kernels: their eigenvectors take {needed / 2**30:.3g} GiB, expected at most "
-                f"{options.memory / 2**30:.3g}: pass a larger memory, smoother kernels or longer length-scales"
+                f"kernels: their eigenvectors take {took}, expected at most {options.memory / 2**30:.3g} GiB: pass a "
+                "larger memory, smoother kernels or longer length-scales"
             )
         floor = max(_FIRST_FLOOR, 2 * floor)
 
 
-def _weights(prepared: Prepared, axes: Sequence[Axis]) -> float:
-    """Numbers in the box of weights, before any value is read."""
-    noise = float(prepared.learned.likelihood.noise.detach())
+def _ranks(prepared: Prepared, axes: Sequence[Axis]) -> list[float]:
+    """Eigenvectors that each axis needs, before any value is read.
+
+    Those of a long axis from its eigenvalues at some of its places, which are the first of all ``m / n`` times smaller;
+    infinite where these places do not resolve the kernel, whose decomposition would take far too long then.
+    """
+    level = _COARSE * float(prepared.learned.likelihood.noise.detach())
+    spectra = []
     with torch.no_grad():
-        points = [torch.from_numpy(axis.points) for axis in axes]
-        factors = [kernel(x).to_dense() for kernel, x in zip(_kernels(prepared), points, strict=True)]
-        return float(math.prod(truncated_eigh(factors, _COARSE * noise).ranks))
+        for kernel, axis in zip(_kernels(prepared), axes, strict=True):
+            some = torch.from_numpy(axis.points[:: -(-axis.size // _TABLE)].copy())
+            spectra.append(torch.linalg.eigvalsh(kernel(some).to_dense()) * (axis.size / len(some)))
+    tops = [float(values[-1]) for values in spectra]
+    ranks = []
+    for number, (axis, values) in enumerate(zip(axes, spectra, strict=True)):
+        others = math.prod(tops[:number] + tops[number + 1 :])
+        rank = float(max(1, (values * others >= level).sum()))
+        ranks.append(math.inf if len(values) < axis.size and rank > len(values) / 2 else rank)
+    return ranks
+
+
+def _refuse_long_axes(axes: Sequence[Axis], options: Options) -> None:
+    for axis in axes:
+        needed = 8.0 * _MATRICES * axis.size**2
+        if needed > options.memory:
+            raise ValueError(
+                f"{axis.name}: got {axis.size:,} places of an array that is streamed, whose covariances take "
+                f"{needed / 2**30:.3g} GiB, expected at most {options.memory / 2**30:.3g}: pass a larger memory, or "
+                "fill it in parts"
+            )
 
 
 def _kernels(prepared: Prepared) -> list[Kernel]:
@@ -120,7 +148,10 @@ def reader_of(kind: Kind) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
             index: Any = slice(int(at[0]), int(at[-1]) + 1, int(steps[0]) if len(steps) else 1) if even else at
             part = part[(slice(None),) * axis + (index,)]
         part = part if np.ma.isMaskedArray(part) else np.asarray(part)
-        return np.ma.filled(part.astype(np.float64), np.nan)
+        numbers = np.ma.filled(part.astype(np.float64), np.nan)
+        if np.isinf(numbers).any():
+            raise ValueError("values: got infinite entries, expected finite values, or NaN for gaps")
+        return numbers
 
     return read
 

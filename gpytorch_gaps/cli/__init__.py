@@ -1,0 +1,1 @@
+"""The command line: ``gpytorch-gaps fill``, ``inspect`` and ``demo``, or ``python -m gpytorch_gaps``."""

@@ -1,0 +1,35 @@
+"""What a file holds, as ``fill_gaps`` is to see it."""
+
+from typing import Any
+
+import numpy as np
+
+from gpytorch_gaps import fill
+from gpytorch_gaps.filling.kinds import Kind, read_kind
+from gpytorch_gaps.formats import Opened
+
+
+def values_of(opened: Opened) -> Any:
+    """The data; what is read in chunks but small goes into memory, where more can be told of it."""
+    data = opened.data
+    if hasattr(data, "data_vars"):
+        return data.assign({name: _held(one) for name, one in data.data_vars.items()})
+    return _held(data)
+
+
+def _held(values: Any) -> Any:
+    small = int(np.prod(values.shape)) <= fill.LARGEST
+    return values.compute() if small and getattr(values, "chunks", None) is not None else values
+
+
+def kinds_of(opened: Opened, values: Any) -> dict[str, Kind]:
+    """One for each variable, by name; the name is empty where the file gives none."""
+    if hasattr(values, "data_vars"):
+        return {str(name): read_kind(one) for name, one in values.data_vars.items()}
+    name = str(getattr(values, "name", None) or "") if hasattr(values, "dims") else ""
+    return {name: read_kind(values, opened.axes)}
+
+
+def is_streamed(kind: Kind) -> bool:
+    """Whether ``fill_gaps`` goes through it piece by piece."""
+    return kind.chunked or int(np.prod(kind.shape)) > fill.LARGEST

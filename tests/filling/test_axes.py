@@ -1,0 +1,121 @@
+"""What dimensions are taken for."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gpytorch_gaps.filling.axes import describe_axes
+
+cftime_like = [datetime.datetime(2000, 1, 1) + datetime.timedelta(days=2 * i) for i in range(5)]
+
+
+def only(coordinates, name="x", size=None, **attributes):
+    (axis,) = describe_axes([len(coordinates) if size is None else size], [coordinates], [name], [attributes])
+    return axis
+
+
+def test_numbers_stay_what_they_are():
+    axis = only([3.0, 1.0, 2.5])
+    assert axis.kind == "number"
+    assert axis.points.tolist() == [[3.0], [1.0], [2.5]]
+    assert axis.extent == 2.0
+    assert axis.spacing == 1.0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pd.date_range("2000-01-01", periods=5, freq="2D"),
+        pd.date_range("2000-01-01", periods=5, freq="2D", tz="Europe/Rome"),
+        pd.period_range("2000-01-01", periods=5, freq="2D"),
+        pd.timedelta_range("1D", periods=5, freq="2D"),
+        np.array(["2000-01-01", "2000-01-03", "2000-01-05", "2000-01-07", "2000-01-09"], dtype="datetime64[D]"),
+        np.array(cftime_like, dtype=object),
+        [moment.date() for moment in cftime_like],
+    ],
+    ids=["dates", "zone", "periods", "durations", "numpy", "datetimes", "python dates"],
+)
+def test_times_are_days_since_the_first(times):
+    axis = only(times)
+    assert axis.kind == "time"
+    assert axis.unit == "days"
+    assert axis.points[:, 0].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+def test_unsorted_times_keep_their_order():
+    axis = only(np.array(["2000-01-05", "2000-01-01", "2000-01-03"], dtype="datetime64[ns]"))
+    assert axis.points[:, 0].tolist() == [0.0, -4.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"), [("lat", {}), ("Latitude", {}), ("y", {"units": "degrees_north"}),
+                             ("y", {"standard_name": "latitude"})],
+)  # fmt: skip
+def test_latitudes_by_name_unit_or_standard_name(name, attributes):
+    assert only([10.0, 20.0, 30.0], name, **attributes).kind == "latitude"
+
+
+def test_latitudes_beyond_the_poles_are_numbers():
+    assert only([10.0, 200.0], "lat").kind == "number"
+
+
+def test_longitudes_of_a_region_and_all_around():
+    assert only([10.0, 20.0, 30.0], "lon").kind == "longitude"
+    around = only(np.arange(0.0, 360.0, 10.0), "lon")
+    assert around.kind == "circle"
+    gap = np.linalg.norm(around.points[0] - around.points[-1])
+    step = np.linalg.norm(around.points[0] - around.points[1])
+    assert gap == pytest.approx(step)
+    assert step == pytest.approx(10.0, rel=2e-3)  # a chord of ten degrees
+
+
+def test_both_ends_of_the_seam_are_no_circle():
+    assert only(np.arange(0.0, 361.0, 10.0), "lon").kind != "circle"
+
+
+def test_months_close():
+    assert only(range(1, 13), "month").kind == "circle"
+    assert only(range(1, 5), "month").kind == "number"
+    assert only(range(399), "month").kind == "number"  # months since some time
+
+
+def test_labels_and_groups_and_positions():
+    assert only(["a", "b", "c"]).kind == "label"
+    assert only(np.array([[1.0, 2.0], [3.0, 4.0]])).kind == "group"
+    assert only(torch.tensor([1.0, 2.0])).kind == "number"
+    shapes = describe_axes([40, 50, 3])
+    assert [axis.kind for axis in shapes] == ["position", "position", "label"]
+    assert [axis.kind for axis in describe_axes([3, 3])] == ["position", "position"]  # too little to learn them from
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "size", "message"),
+    [
+        ([1.0, np.nan, 3.0], None, "x: entry 1 is nan, expected finite"),
+        ([1.0, np.inf], None, "x: entry 1 is inf, expected finite"),
+        ([1.0, 2.0, 1.0], None, r"x: got the coordinate 1\.0 twice"),
+        (["a", "b", "a"], None, "x: got the label 'a' twice"),
+        ([1.0, 2.0], 3, "x: got 2 coordinates, expected 3"),
+        (np.array(["2000-01-01", "NaT"], dtype="datetime64[D]"), None, "x: entry 1 is NaT"),
+        (np.array(["2000-01-01", "2000-01-01"], dtype="datetime64[D]"), None, "x: got the coordinate 0.0 twice"),
+        (np.zeros((2, 2, 2)), None, r"x: got float64 of shape \(2, 2, 2\)"),
+        (np.array([1j, 2j]), None, "x: got complex128"),
+    ],
+)
+def test_coordinates_that_cannot_be_used(coordinates, size, message):
+    with pytest.raises(ValueError, match=message):
+        only(coordinates, size=size)
+
+
+def test_as_many_axes_as_dimensions():
+    with pytest.raises(ValueError, match="axes: got 1, expected 2"):
+        describe_axes([3, 4], [None])
+
+
+def test_what_the_user_holds_is_not_shared():
+    held = np.array([1.0, 2.0, 3.0])
+    only(held).points[0] = 7.0
+    assert held[0] == 1.0

@@ -1,0 +1,143 @@
+"""Training on windows, against dense GPyTorch for value and gradient."""
+
+import math
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+
+from gpytorch_gaps.filling.auto_kernels import candidates
+from gpytorch_gaps.filling.axes import describe_axes
+from gpytorch_gaps.filling.learn import WindowLogLikelihood, WindowModel, _Part, learn
+from gpytorch_gaps.filling.model import NOISE_FLOOR, PlaneMean, Term, make_likelihood, make_model
+from gpytorch_gaps.filling.windows import all_of, choose_windows
+from gpytorch_gaps.functions.normal_log_prob import normal_log_prob
+from gpytorch_gaps.grid import CartesianGrid
+
+RNG = np.random.default_rng(0)
+
+
+def plane(dimensions, constant=0.3, slopes=0.1):
+    ones = torch.ones(dimensions, dtype=torch.float64)
+    return PlaneMean(constant, slopes * ones, 0.5 * ones)
+
+
+def test_normal_log_prob_against_torch_for_value_and_gradient():
+    root = torch.randn(7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    covariance = (root @ root.mT + torch.eye(7)).requires_grad_(True)
+    residual = torch.linspace(-1, 2, 7, dtype=torch.float64).requires_grad_(True)
+    ours = normal_log_prob(residual, covariance)
+    theirs = torch.distributions.MultivariateNormal(torch.zeros(7, dtype=torch.float64), covariance).log_prob(residual)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
+    for mine, other in zip(
+        torch.autograd.grad(ours, (residual, covariance)),
+        torch.autograd.grad(theirs, (residual, covariance)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(normal_log_prob(residual, covariance), residual, create_graph=True)
+
+
+@pytest.mark.parametrize("scales", [1, 2])
+def test_window_log_likelihood_against_dense_gpytorch(scales):
+    values = RNG.standard_normal((7, 6))
+    values[RNG.random((7, 6)) < 0.4] = np.nan
+    axes = describe_axes(values.shape, [np.linspace(0, 3, 7), None])
+    terms = []
+    for scale in range(scales):
+        kernels = [RBFKernel().double(), MaternKernel(nu=1.5).double()]
+        for kernel in kernels:
+            kernel.lengthscale = 0.7 + scale
+        terms.append(Term(kernels, 1.3 + scale))
+    likelihood, mean = make_likelihood(1.0, share=0.1), plane(2)
+    window = all_of(values)
+    parts = [_Part.of(window, axes), _Part.of(window, axes)]  # twice: the mean over both is that of one
+    model = WindowModel(parts, terms, likelihood, mean)
+    ours = WindowLogLikelihood(likelihood, model)(None, None)
+
+    grid = CartesianGrid([torch.from_numpy(axis.points) for axis in axes])
+    index = torch.from_numpy(np.flatnonzero(~np.isnan(values)))
+    whole = make_model(grid.points(index), window.values, grid, terms, likelihood, mean)
+    whole.train()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, whole)
+    theirs = mll(whole(*whole.train_inputs), whole.train_targets)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-8)
+
+    shared = [kernel.raw_lengthscale for term in terms for kernel in term.kernels] + [likelihood.raw_noise]
+    for mine, other in zip(torch.autograd.grad(ours, shared), torch.autograd.grad(theirs, shared), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
+
+
+def draw(axes, kernels, noise, seed):
+    generator = torch.Generator().manual_seed(seed)
+    factors = [kernel.double()(torch.from_numpy(a.points)).to_dense() for kernel, a in zip(kernels, axes, strict=True)]
+    covariance = torch.kron(*factors).detach()
+    root = torch.linalg.cholesky(covariance + 1e-8 * torch.eye(len(covariance)))
+    field = root @ torch.randn(len(root), dtype=torch.float64, generator=generator)
+    field = field + math.sqrt(noise) * torch.randn(len(root), dtype=torch.float64, generator=generator)
+    return field.reshape([axis.size for axis in axes]).numpy()
+
+
+def test_hyperparameters_of_a_draw_are_found_from_windows():
+    axes = describe_axes([60, 40], [np.arange(60) * 0.1, np.arange(40.0)])
+    truth = MaternKernel(nu=1.5), MaternKernel(nu=1.5)
+    truth[0].lengthscale, truth[1].lengthscale = 0.8, 6.0
+    values = 10.0 * draw(axes, truth, 0.05, seed=1)
+    windows = choose_windows(lambda p: values[np.ix_(*p)], values.shape, [False] * 2, 6, np.random.default_rng(0))
+    variance = float(values.var())
+    mean = PlaneMean(float(values.mean()), torch.zeros(2).double(), torch.zeros(2).double())
+    listed = [one for one in candidates(axes, variance, [[], []], [None] * 2, [None] * 2) if one[0] == "Matern-3/2"]
+    found = learn(listed, windows, axes, mean, variance, NOISE_FLOOR, steps=60, progress=False)
+    (term,) = found.terms
+    # estimates of one draw: within a factor of two; the noise is known better
+    assert 0.4 < term.kernels[0].lengthscale.item() < 1.6
+    assert 3.0 < term.kernels[1].lengthscale.item() < 12.0
+    assert found.likelihood.noise.item() == pytest.approx(5.0, rel=0.35)
+    assert found.history.loss[-1] < found.history.loss[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "noise", "rough"),
+    [(RBFKernel(), 1e-3, False), (MaternKernel(nu=0.5), 1e-3, True)],
+    ids=["smooth", "rough"],
+)
+def test_the_roughness_of_a_draw_is_recognized(kernel, noise, rough):
+    axes = describe_axes([40, 30])
+    kernel.lengthscale = 5.0
+    values = draw(axes, (kernel, kernel), noise, seed=2)
+    variance = float(values.var())
+    windows = choose_windows(lambda p: values[np.ix_(*p)], values.shape, [False] * 2, 4, np.random.default_rng(0))
+    mean = PlaneMean(float(values.mean()), torch.zeros(2).double(), torch.zeros(2).double())
+    listed = candidates(axes, variance, [[], []], [None] * 2, [None] * 2, one_term=True)
+    found = learn(listed, windows, axes, mean, variance, NOISE_FLOOR, steps=5, progress=False)
+    assert (found.name == "Matern-1/2") == rough
+    assert (found.name == "squared exponential") == (not rough)
+
+
+def test_two_scales_are_recognized():
+    axes = describe_axes([60, 60])
+    near, far = RBFKernel(), RBFKernel()
+    near.lengthscale, far.lengthscale = 1.5, 20.0
+    values = draw(axes, (near, near), 1e-2, seed=3) + 2 * draw(axes, (far, far), 1e-6, seed=4)
+    variance = float(values.var())
+    windows = choose_windows(lambda p: values[np.ix_(*p)], values.shape, [False] * 2, 6, np.random.default_rng(0))
+    mean = PlaneMean(float(values.mean()), torch.zeros(2).double(), torch.zeros(2).double())
+    found = learn(
+        candidates(axes, variance, [[], []], [None] * 2, [None] * 2), windows, axes, mean, variance, NOISE_FLOOR,
+        steps=5, progress=False,
+    )  # fmt: skip
+    assert len(found.terms) > 1
+
+
+def test_a_floor_under_length_scales_and_noise_is_kept():
+    axes = describe_axes([40, 30])
+    values = RNG.standard_normal((40, 30))  # white: length-scales would go to nothing
+    windows = [all_of(values[:20, :20])]
+    mean = PlaneMean(0.0, torch.zeros(2).double(), torch.zeros(2).double())
+    listed = candidates(axes, 1.0, [[], []], [None] * 2, [None] * 2, one_term=True, shortest=4.0)
+    found = learn(listed[:1], windows, axes, mean, 1.0, floor=1.5, steps=20, progress=False)
+    assert min(kernel.lengthscale.item() for kernel in found.terms[0].kernels) >= 4.0
+    assert found.likelihood.noise.item() >= 1.5

@@ -1,0 +1,178 @@
+"""Cycles, trends, windows, label correlations and what is withheld."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gpytorch_gaps.filling import check
+from gpytorch_gaps.filling.auto_kernels import candidates, label_correlations
+from gpytorch_gaps.filling.axes import DAY, YEAR, describe_axes
+from gpytorch_gaps.filling.check import choose_part, part_of, withheld
+from gpytorch_gaps.filling.cycles import cycles_of, explained, possible_periods
+from gpytorch_gaps.filling.trend import fit_mean, sample_of
+from gpytorch_gaps.filling.windows import OBSERVATIONS, all_of, choose_windows
+
+RNG = np.random.default_rng(1)
+
+
+def time_axis(periods, freq):
+    return describe_axes([periods], [pd.date_range("2000-01-01", periods=periods, freq=freq)], ["time"])[0]
+
+
+@pytest.mark.parametrize(
+    ("periods", "freq", "expected"),
+    [
+        (1000, "D", [YEAR]),
+        (48, "MS", [YEAR]),
+        (400, "D", []),  # hardly more than one year
+        (20, "YS", []),  # too coarse
+        (24 * 10, "h", [DAY]),
+        (24 * 800, "h", [YEAR, DAY]),
+    ],
+)
+def test_periods_that_an_axis_has_room_for(periods, freq, expected):
+    assert possible_periods(time_axis(periods, freq)) == expected
+
+
+def test_a_cycle_is_found_in_noise_and_not_without_one():
+    axis = time_axis(1500, "D")
+    t = axis.points[:, 0]
+    noise = RNG.standard_normal((1500, 4))
+    wave = np.sin(2 * np.pi * t / YEAR)[:, None]
+    gaps = RNG.random((1500, 4)) < 0.5
+    with_cycle = np.where(gaps, np.nan, wave + noise)
+    stations = describe_axes([4], [list("abcd")])[0]
+    assert cycles_of(with_cycle, [axis, stations]) == [[YEAR], []]
+    assert cycles_of(np.where(gaps, np.nan, noise), [axis, stations]) == [[], []]
+    # a wave of amplitude 1 in unit noise has a third of the variance
+    assert explained(with_cycle, 0, t, YEAR) == pytest.approx(1 / 3, abs=0.06)
+
+
+def test_series_too_short_for_coefficients_have_no_cycle():
+    values = np.full((1500, 2), np.nan)
+    values[:5] = 1.0
+    assert explained(values, 0, np.arange(1500.0), YEAR) == 0.0
+
+
+def test_the_mean_is_a_plane_where_there_is_one():
+    axes = describe_axes([40, 30], [np.linspace(10, 20, 40), np.arange(30)])
+    rows, columns = axes[0].points, axes[1].points.T
+    plane = 3.0 + 2.0 * rows - 0.5 * columns
+    numbers = plane + 0.1 * RNG.standard_normal(plane.shape)
+    numbers[RNG.random(plane.shape) < 0.5] = np.nan
+    mean = fit_mean(axes, *sample_of(numbers, RNG), trend=True)
+    assert mean.slopes.tolist() == pytest.approx([2.0, -0.5], abs=0.02)
+    x = torch.tensor([[15.0, 10.0]], dtype=torch.float64)
+    assert mean(x).item() == pytest.approx(28.0, abs=0.05)
+    flat = fit_mean(axes, *sample_of(numbers, RNG), trend=False)
+    assert flat.slopes.tolist() == [0.0, 0.0]
+    assert flat(x).item() == pytest.approx(np.nanmean(numbers))
+    noise = np.where(np.isnan(numbers), np.nan, RNG.standard_normal(plane.shape))
+    assert fit_mean(axes, *sample_of(noise, RNG), trend=True).slopes.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("shape", [(2000,), (100, 120), (30, 40, 20), (3000, 4), (12, 10, 9, 8)])
+def test_windows_are_parts_of_the_grid_and_small(shape):
+    values = RNG.standard_normal(shape)
+    values[RNG.random(shape) < 0.3] = np.nan
+    windows = choose_windows(lambda p: values[np.ix_(*p)], shape, [False] * len(shape), 6, np.random.default_rng(0))
+    assert len(windows) == 6
+    strides = []
+    for window in windows:
+        assert 0.5 * OBSERVATIONS < len(window) <= OBSERVATIONS
+        places = tuple(p[c] for p, c in zip(window.positions, window.cells.numpy().T, strict=True))
+        np.testing.assert_array_equal(window.values.numpy(), values[places])
+        assert all(p.min() >= 0 and p.max() < m for p, m in zip(window.positions, shape, strict=True))
+        strides.append(max(int(np.diff(p).max()) for p in window.positions if len(p) > 1))
+    assert strides[:4] == [1] * 4
+    longest = max(range(len(shape)), key=lambda i: shape[i])
+    assert np.ptp(windows[-1].positions[longest]) > 0.6 * shape[longest]  # the last sees most of the longest axis
+
+
+def test_windows_look_for_observations():
+    values = np.full((200, 200), np.nan)
+    values[60:160, 60:160] = 1.0
+    windows = choose_windows(lambda p: values[np.ix_(*p)], (200, 200), [False] * 2, 6, np.random.default_rng(0))
+    assert min(map(len, windows)) > 50
+
+
+def test_all_of_a_small_grid():
+    values = np.array([[1.0, np.nan], [2.0, 3.0]])
+    window = all_of(values)
+    assert window.cells.tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert window.values.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_label_correlations():
+    common = RNG.standard_normal(2000)
+    first, second, third = common, 0.8 * common + 0.6 * RNG.standard_normal(2000), RNG.standard_normal(2000)
+    numbers = np.stack([first, second, third, np.full(2000, np.nan)], axis=1)
+    numbers[RNG.random(numbers.shape) < 0.3] = np.nan
+    found = label_correlations(numbers, 1)
+    assert np.diag(found) == pytest.approx(np.ones(4))
+    assert found[0, 1] == pytest.approx(0.8, abs=0.05)
+    assert abs(found[0, 2]) < 0.1
+    assert np.abs(found[3, :3]).max() == pytest.approx(0.0, abs=1e-12)  # nothing is known of it
+    assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_free_covariances_begin_as_the_correlations():
+    axes = describe_axes([50, 3], [None, list("abc")])
+    matrix = np.array([[1.0, 0.7, 0.2], [0.7, 1.0, 0.1], [0.2, 0.1, 1.0]])
+    make = candidates(axes, 2.0, [[], []], [None, matrix], [None, None])[0][1]
+    (term,) = make()
+    found = term.kernels[1](torch.arange(3.0).double().unsqueeze(-1)).to_dense().detach().numpy()
+    np.testing.assert_allclose(found, matrix, atol=0.03)  # and a little on the diagonal
+    assert term.scale.item() == pytest.approx(2.0)
+
+
+# -- what is withheld --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_withheld_was_observed_and_has_the_shape_of_the_gaps():
+    values = RNG.standard_normal((80, 90))
+    values[20:45, 30:60] = np.nan  # one block
+    held = withheld(values, np.random.default_rng(0))
+    observed = ~np.isnan(values)
+    assert held[observed].sum() == held.sum()
+    assert 0.02 * observed.sum() < held.sum() <= 0.1 * observed.sum()
+    inner = held[1:-1, 1:-1]
+    neighbours = held[:-2, 1:-1] & held[2:, 1:-1] & held[1:-1, :-2] & held[1:-1, 2:]
+    assert (neighbours & inner).sum() > 0.4 * held.sum()  # it hangs together
+    scattered = RNG.standard_normal((80, 90))
+    scattered[RNG.random((80, 90)) < 0.3] = np.nan
+    held = withheld(scattered, np.random.default_rng(0))
+    together = held[1:-1, 1:-1] & held[:-2, 1:-1] & held[2:, 1:-1] & held[1:-1, :-2] & held[1:-1, 2:]
+    assert together.sum() < 0.05 * held.sum()
+
+
+def test_a_few_gaps_in_a_large_grid_are_joined_by_cells_at_random():
+    values = RNG.standard_normal((80, 90))
+    values[3, 4] = np.nan
+    assert withheld(values, np.random.default_rng(0)).sum() > 100
+
+
+@pytest.mark.parametrize("observed", [1, 10, 29])
+def test_nothing_is_withheld_from_a_few_observations(observed):
+    values = np.full(200, np.nan)
+    values[:observed] = 1.0
+    assert not withheld(values, np.random.default_rng(0)).any()
+
+
+def test_parts_of_large_grids_are_small_and_hold_gaps(monkeypatch):
+    monkeypatch.setattr(check, "LARGEST", 500)
+    generator = np.random.default_rng(0)
+    positions = part_of((1000, 40, 3), generator)
+    sides = [len(p) for p in positions]
+    assert np.prod(sides) <= 500
+    assert np.prod(sides) > 250
+    assert sides[2] == 3
+    values = np.ones((100, 100))
+    values[:50] = np.nan
+    _, part = choose_part(lambda p: values[np.ix_(*p)], (100, 100), generator)
+    assert np.isfinite(part).any()
+
+
+def test_a_grid_that_is_small_enough_is_looked_at_whole():
+    assert [len(p) for p in part_of((20, 30), np.random.default_rng(0))] == [20, 30]

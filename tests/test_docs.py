@@ -1,0 +1,105 @@
+"""What the docs show works: every Python block of a page, in order and in one namespace; every command exists.
+
+The blocks of the README are run by test_readme.py, which looks at their results too.
+
+A block that cannot run here says why in its title, ```` ```python title="needs .." ````, and is left out.
+"""
+
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpytorch_gaps.__main__ import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+MOST_LEFT_OUT = 2
+
+
+def blocks(page, python):
+    """Number of the first line, title and text of each block that is Python, or that is not."""
+    content = page.read_text()
+    for found in BLOCK.finditer(content):
+        language, _, title = found["kind"].partition(" ")
+        if (language == "python") == python:
+            yield content.count("\n", 0, found.start("text")), title, found["text"]
+
+
+def commands(page):
+    lines = [line for _, _, text in blocks(page, python=False) for line in text.splitlines()]
+    return [line for line in lines if re.match(r"(make|gpytorch-gaps|python -m gpytorch_gaps)\b", line)]
+
+
+def ids(page):
+    return page.stem
+
+
+with_python = [page for page in PAGES[1:] if any(blocks(page, python=True))]
+
+
+@pytest.fixture(autouse=True)
+def own_folder_and_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    torch.manual_seed(0)
+    yield
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return
+    plt.close("all")
+
+
+@pytest.mark.parametrize("page", with_python, ids=ids)
+def test_examples_run_in_order(page):
+    for needed in re.findall(r"^(?:import|from) (pandas|xarray|matplotlib)", page.read_text(), flags=re.MULTILINE):
+        pytest.importorskip(needed)
+    names = {"__name__": page.stem}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse invariant checks")  # of torch
+        for line, title, text in blocks(page, python=True):
+            if not title:
+                exec(compile("\n" * line + text, str(page), "exec"), names)  # an error tells its line in the page
+
+
+def test_hardly_any_example_is_left_out():
+    titles = [title for page in PAGES for _, title, _ in blocks(page, python=True) if title]
+    assert all(title.startswith('title="needs ') for title in titles)
+    assert len(titles) <= MOST_LEFT_OUT
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=ids)
+def test_commands_exist(page, capsys):
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for command in commands(page):
+        words = shlex.split(command.replace("python -m gpytorch_gaps", "gpytorch-gaps"))
+        if words[0] == "make":
+            assert words[1] in targets, command
+        elif words[1:] != ["..."]:
+            _assert_understood(words[1:], capsys)
+
+
+def _assert_understood(arguments, capsys):
+    """The subcommand is there, and its help knows every option."""
+    with pytest.raises(SystemExit) as stopped:
+        main([arguments[0], "--help"])
+    told = capsys.readouterr().out
+    assert stopped.value.code == 0, arguments
+    for option in arguments[1:]:
+        if option.startswith("-"):
+            assert re.search(rf"(^|[\s\[,]){option}\b", told, flags=re.MULTILINE), f"{option} of {arguments}"
+
+
+def test_readme_has_the_two_commands():
+    assert commands(ROOT / "README.md")[:2] == ["make test", "make demo"]
+
+
+def test_every_picture_is_there():
+    for page in PAGES:
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / target).is_file(), f"{target} in {page.name}"
