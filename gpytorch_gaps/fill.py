@@ -60,7 +60,7 @@ def fill_gaps(
     smooth: bool = False,
     std: bool = True,
     check: bool = True,
-    steps: int = 50,
+    steps: int = 40,
     tolerance: float = 1e-4,
     memory: float = 2**32,
     seed: int = 0,

@@ -3,12 +3,12 @@
     training   (candidates x short runs x 3 + steps x windows)  Cholesky factors and their gradients of N observations
     mean       iterations x terms x two products with the kernel, 2 M Σ m_i FLOPs each; or one dense factor, N^3 / 3
     check      four solves of a part of the grid: a mean, and draws together, which share products
-    std        as many as seven of the mean, for 64 draws together; two minutes at the most
+    std        a solve for each gap, if that is 1e13 FLOPs at most; else seven of the mean, for 64 draws together
     streamed   ten sweeps over the grid of 4 M r FLOPs, and reading it once
 
 Neither kernels nor iterations are known before the data have been looked at, so that numbers of them are what is usual.
-Calibrated on four arrays of 1,200 to 350,000 cells, by one thread, to a factor of two. Where gaps are large and noise is
-small, solves take several times as long; exact standard deviations of some thousands of gaps, too.
+Calibrated with one thread on arrays of 1,200 to 10^8 cells, on a machine that was busy with other work: it is right
+within a factor of three or so. Where gaps are large and noise is small, solves take several times as long.
 """
 
 import math
@@ -27,7 +27,9 @@ _ITERATIONS = 35.0
 _DENSE = 2000  # observations that are solved for by a dense factor
 _RANK = 50.0  # of a smooth kernel along the longest axis
 _SWEEPS = 10.0
-_CHECK, _STD, _STD_SECONDS = 4.0, 7.0, 120.0  # solves of the mean; seconds
+_CHECK, _STD = 4.0, 7.0  # solves of the mean
+_EXACT = 1e13  # FLOPs of variances without samples, as predictions have it
+_STD_SECONDS = 120.0
 
 
 def fill_seconds(
@@ -48,9 +50,14 @@ def fill_seconds(
     if streamed:
         found["mean"] = rates.seconds(_SWEEPS * 4 * cells * _RANK, 64.0 * cells)
         return found
-    found["mean"] = _solve(rates, shape, observed)
-    exact = observed <= _DENSE
-    found["standard deviations"] = found["mean"] if exact else min(_STD * found["mean"], _STD_SECONDS)
+    found["mean"] = mean = _solve(rates, shape, observed)
+    one_by_one = (cells - observed) * _ITERATIONS * _TERMS * 2 * 2 * cells * sum(shape)  # FLOPs
+    if observed <= _DENSE:
+        found["standard deviations"] = mean
+    elif one_by_one <= _EXACT:
+        found["standard deviations"] = rates.seconds(one_by_one)
+    else:
+        found["standard deviations"] = min(_STD * mean, _STD_SECONDS)
     return found
 
 
@@ -59,7 +66,7 @@ def _training(rates: Rates, windows: Sequence[int], steps: int) -> float:
     if not windows:
         return 0.0
     size = sum(windows) / len(windows)
-    once = rates.seconds(4 * size**3, 60 * 8 * size**2 * _TERMS, 400.0)
+    once = rates.seconds(6 * size**3, 60 * 8 * size**2 * _TERMS, 400.0)
     return once * (_CANDIDATES * SHORT * min(_COMPARED, len(windows)) + steps * len(windows))
 
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.check import choose_part, score_withheld, withheld
+from gpytorch_gaps.filling.deviations import in_reasonable_time
 from gpytorch_gaps.filling.model import FillModel, make_model
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.grid import CartesianGrid
-from gpytorch_gaps.reports import ApproximateVarianceWarning, SolveReport, record_solves
+from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
 from gpytorch_gaps.score import Score
 
 LARGEST = 4_000_000
@@ -27,7 +28,6 @@ LARGEST = 4_000_000
 
 _ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
 _DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
-_STD_FLOPS = 6e12  # that samples should not take much more than: a minute or two on two cores
 
 
 class Clock:
@@ -93,7 +93,7 @@ def predict(
         with (
             clock("standard deviations"),
             quietly(options, _ROUGHER),
-            settings.variance_samples(_samples(solve)),
+            in_reasonable_time(solve, len(x)),
             record_solves() as solves,
         ):
             variance = model(x).lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)  # .variance stops at 1e-10
@@ -103,12 +103,6 @@ def predict(
         samples = found.num_samples if found is not None else 0
         about["std_method"] = f"from {samples} samples" if samples else "exact"
     return mean.cpu().numpy(), deviation, about
-
-
-def _samples(solve: SolveReport | None) -> int:
-    """As many as `_STD_FLOPS` allow, a draw taking a little less than the mean did: from 8 to the setting's 64."""
-    most, each = settings.variance_samples.value(), 0.7 * (solve.flops if solve is not None else 0.0)
-    return int(min(most, max(settings.variance_samples.minimum, _STD_FLOPS / max(each, 1.0))))
 
 
 def fill_in_memory(

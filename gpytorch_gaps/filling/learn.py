@@ -8,8 +8,8 @@ best goes on with all.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.progress import with_bar
 
-SHORT, LONG = 10, 50  # steps
+SHORT, LONG = 10, 40  # steps
 _FINALISTS, _FURTHER = 3, 15  # candidates that go on from the short run, and for how many steps more
 _LR = 0.15
 _COST_OF_A_TERM = 0.01  # nats an observation that a term more must gain: it takes time at every solve
@@ -118,6 +118,31 @@ def learn(
 
     :param floor: under the noise, as a share of the variance.
     """
+    with _one_thread():
+        return _learn(candidates, windows, axes, mean, variance, floor, steps, progress)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices of a few hundred rows gain little from several threads, and lose a lot where other work waits too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _learn(
+    candidates: Sequence[Candidate],
+    windows: Sequence[Window],
+    axes: Sequence[Axis],
+    mean: PlaneMean,
+    variance: float,
+    floor: float,
+    steps: int,
+    progress: bool,
+) -> Learned:
     few = _some(windows)
 
     def run(found: Learned, where: Sequence[Window], steps: int, progress: bool = False) -> Learned:

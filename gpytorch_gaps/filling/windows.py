@@ -15,7 +15,7 @@ from torch import Tensor
 Reader = Callable[[Sequence[np.ndarray]], np.ndarray]
 """The values at a product of positions, one array of them for each axis; NaN at gaps."""
 
-OBSERVATIONS = 420
+OBSERVATIONS = 360
 """Of a window: a Cholesky factor of it takes a few milliseconds."""
 
 _TRIES = 12
