@@ -22,8 +22,13 @@ check: .venv/installed
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-demo: .venv/installed
+demo: .venv/demo
 	$(BIN)/python -m gpytorch_gaps demo
+
+# the demo needs less than the tests: what they install serves as well
+.venv/demo: pyproject.toml constraints.txt
+	test -e .venv/installed || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[plot]"; }
+	touch $@
 
 fuzz: .venv/installed
 	$(BIN)/python -m pytest -m benchmark tests/test_fuzz.py
