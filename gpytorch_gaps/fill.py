@@ -187,7 +187,12 @@ def _fill_dataset(dataset: Any, options: Options) -> Filled:
     names = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
     if not names:
         raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
-    found = {name: _fill(read_kind(dataset[name]), options) for name in names}
+    found = {}
+    for name in names:
+        try:
+            found[name] = _fill(read_kind(dataset[name]), options)
+        except ValueError as error:
+            raise ValueError(f"variable {name!r}: {error}") from error
     stds = {name: one.std for name, one in found.items() if one.std is not None}
     return Filled(
         dataset.assign({name: one.mean for name, one in found.items()}),

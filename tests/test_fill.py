@@ -306,6 +306,16 @@ def test_a_few_observations_give_wide_errors(observed):
     assert found.std.max() > 0.1 * np.std(np.arange(observed))
 
 
+def test_a_sparse_grid_is_filled():
+    rows, columns = np.meshgrid(np.arange(300) / 60, np.arange(320) / 70, indexing="ij")
+    truth = np.sin(rows) * np.cos(columns)
+    seen = np.full(truth.shape, np.nan)
+    chosen = RNG.choice(truth.size, 500, replace=False)
+    seen.reshape(-1)[chosen] = truth.reshape(-1)[chosen]
+    found = gaps.fill_gaps(seen, std=False, **QUICK)
+    assert np.sqrt(np.mean((found.mean - truth) ** 2)) < 0.02 * truth.std()
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -336,5 +346,7 @@ def test_mistakes_are_named(arguments, message):
 def test_a_dataset_brings_its_own_axes():
     with pytest.raises(ValueError, match="axes: got some with a Dataset"):
         gaps.fill_gaps(xr.Dataset({"a": data_array()}), [T, T])
+    with pytest.raises(ValueError, match="variable 'b': values: got 480 entries, all of them gaps"):
+        gaps.fill_gaps(xr.Dataset({"a": data_array(), "b": data_array() * np.nan}), kernels=stationary(), **QUICK)
     with pytest.raises(ValueError, match="expected a variable of numbers"):
         gaps.fill_gaps(xr.Dataset({"a": ("x", ["u"])}))

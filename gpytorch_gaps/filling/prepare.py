@@ -43,7 +43,8 @@ def prepare(
     if whole and np.count_nonzero(~np.isnan(part)) <= 1.2 * OBSERVATIONS:
         windows = [all_of(part)]
     else:
-        windows = choose_windows(read, shape, labels, WINDOWS, generator)
+        density = float(np.mean(~np.isnan(part)))
+        windows = choose_windows(read, shape, labels, WINDOWS, generator, density)
     if sum(map(len, windows)) < 2:
         raise ValueError("values: all that was looked at are gaps; expected observations, some of them near each other")
     given = options.kernels_of(axes)

@@ -18,6 +18,7 @@ Reader = Callable[[Sequence[np.ndarray]], np.ndarray]
 OBSERVATIONS = 360
 """Of a window: a Cholesky factor of it takes a few milliseconds."""
 
+_READ = 4_000_000  # cells of a window that are looked at for observations
 _TRIES = 12
 _FULL_ENOUGH = 0.6
 
@@ -39,14 +40,16 @@ def all_of(values: np.ndarray) -> Window:
 
 
 def choose_windows(
-    read: Reader, shape: Sequence[int], whole: Sequence[bool], count: int, generator: np.random.Generator
-) -> list[Window]:
+    read: Reader, shape: Sequence[int], whole: Sequence[bool], count: int, generator: np.random.Generator,
+    density: float = 1.0,
+) -> list[Window]:  # fmt: skip
     """`count` windows: two in three of neighbours, the others at strides up to the largest that there are.
 
     :param whole: axes whose places are taken as they come, without distances: labels.
+    :param density: the share of cells that are observed. Where it is small, windows are wide.
     """
     size = np.array(shape)
-    sides = _sides(size, 1.5 * OBSERVATIONS)
+    sides = _sides(size, min(1.5 * OBSERVATIONS * max(1.0, 0.5 / max(density, 1e-9)), _READ))
     widest = np.maximum(size // sides, 1)
     far = max(1, count // 3)
     windows = []
@@ -62,7 +65,7 @@ def choose_windows(
             window = _window(positions, read(positions), OBSERVATIONS, generator)
             if best is None or len(window) > len(best):
                 best = window
-            if len(best) >= _FULL_ENOUGH * min(OBSERVATIONS, math.prod(map(len, positions))):
+            if len(best) >= _FULL_ENOUGH * min(OBSERVATIONS, density * math.prod(sides)):
                 break
         assert best is not None
         if len(best) > 1:
@@ -89,4 +92,9 @@ def _window(positions: list[np.ndarray], values: np.ndarray, most: float, genera
     cells = np.argwhere(~np.isnan(values))
     if len(cells) > most:
         cells = cells[np.sort(generator.permutation(len(cells))[: int(most)])]
-    return Window(positions, torch.from_numpy(cells), torch.from_numpy(values[tuple(cells.T)]))
+    observed = values[tuple(cells.T)]
+    # places without observations would only make kernels larger
+    used = [np.unique(column, return_inverse=True) for column in cells.T]
+    positions = [p[places] for p, (places, _) in zip(positions, used, strict=True)]
+    cells = np.stack([where for _, where in used], axis=1)
+    return Window(positions, torch.from_numpy(cells), torch.from_numpy(observed))

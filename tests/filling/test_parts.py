@@ -84,7 +84,7 @@ def test_windows_are_parts_of_the_grid_and_small(shape):
         places = tuple(p[c] for p, c in zip(window.positions, window.cells.numpy().T, strict=True))
         np.testing.assert_array_equal(window.values.numpy(), values[places])
         assert all(p.min() >= 0 and p.max() < m for p, m in zip(window.positions, shape, strict=True))
-        strides.append(max(int(np.diff(p).max()) for p in window.positions if len(p) > 1))
+        strides.append(max(int(np.diff(p).min()) for p in window.positions if len(p) > 1))
     assert strides[:4] == [1] * 4
     longest = max(range(len(shape)), key=lambda i: shape[i])
     assert np.ptp(windows[-1].positions[longest]) > 0.6 * shape[longest]  # the last sees most of the longest axis
@@ -95,6 +95,18 @@ def test_windows_look_for_observations():
     values[60:160, 60:160] = 1.0
     windows = choose_windows(lambda p: values[np.ix_(*p)], (200, 200), [False] * 2, 6, np.random.default_rng(0))
     assert min(map(len, windows)) > 50
+
+
+def test_windows_of_a_sparse_grid_are_wide():
+    values = np.full((600, 700), np.nan)
+    values.reshape(-1)[RNG.choice(values.size, 1000, replace=False)] = 1.0
+    density = 1000 / values.size
+    windows = choose_windows(
+        lambda p: values[np.ix_(*p)], values.shape, [False] * 2, 6, np.random.default_rng(0), density
+    )
+    assert min(map(len, windows)) > 100
+    for window in windows:  # places without observations are left out
+        assert all(len(np.unique(c)) == len(p) for p, c in zip(window.positions, window.cells.T, strict=True))
 
 
 def test_all_of_a_small_grid():
