@@ -31,7 +31,7 @@ from gpytorch_gaps.progress import with_bar
 SHORT, LONG = 10, 40  # steps
 _FINALISTS, _FURTHER = 3, 15  # candidates that go on from the short run, and for how many steps more
 _LR = 0.15
-_COST_OF_A_TERM = 0.01  # nats an observation that a term more must gain: it takes time at every solve
+_PRICE, _LARGE = 0.01, 1e5  # nats an observation that a term more must gain, and observations that double that
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +113,16 @@ def learn(
     floor: float,
     steps: int = LONG,
     progress: bool = True,
+    observations: float = 0.0,
 ) -> Learned:
     """The best of the candidates, trained on all windows.
 
     :param floor: under the noise, as a share of the variance.
+    :param observations: in all: the more, the longer a solve takes, and the more must a term gain that makes it longer.
     """
+    price = _PRICE * (1 + observations / _LARGE)
     with _one_thread():
-        return _learn(candidates, windows, axes, mean, variance, floor, steps, progress)
+        return _learn(candidates, windows, axes, mean, variance, floor, steps, progress, price)
 
 
 @contextmanager
@@ -142,6 +145,7 @@ def _learn(
     floor: float,
     steps: int,
     progress: bool,
+    price: float,
 ) -> Learned:
     few = _some(windows)
 
@@ -157,12 +161,8 @@ def _learn(
                     with suppress(FitError):  # a candidate that fails is none
                         trained.append(run(found, few, length))
                     bar.update()
-                field = sorted(trained or field[:1], key=_price)[:survivors]
+                field = sorted(trained or field[:1], key=lambda one: one.loss + price * len(one.terms))[:survivors]
     return run(field[0], windows, steps, progress)
-
-
-def _price(found: Learned) -> float:
-    return found.loss + _COST_OF_A_TERM * len(found.terms)
 
 
 def _some(windows: Sequence[Window]) -> list[Window]:

@@ -39,11 +39,11 @@ def prepare(
     :param shortest: the least length-scale, in cells.
     """
     whole = part.shape == tuple(shape)
+    density = float(np.mean(~np.isnan(part)))
     labels = [axis.kind == "label" for axis in axes]
     if whole and np.count_nonzero(~np.isnan(part)) <= 1.2 * OBSERVATIONS:
         windows = [all_of(part)]
     else:
-        density = float(np.mean(~np.isnan(part)))
         windows = choose_windows(read, shape, labels, WINDOWS, generator, density)
     if sum(map(len, windows)) < 2:
         raise ValueError("values: all that was looked at are gaps; expected observations, some of them near each other")
@@ -64,7 +64,9 @@ def prepare(
     ]
     choices = candidates(axes, variance, periods, correlations, given, one_term, shortest)
     floor = NOISE_FLOOR if whole and np.count_nonzero(~np.isnan(part)) <= MANY else NOISE_FLOOR_OF_MANY
-    learned = learn(choices, windows, axes, mean, variance, floor, options.steps, options.progress)
+    learned = learn(
+        choices, windows, axes, mean, variance, floor, options.steps, options.progress, density * math.prod(shape)
+    )
     return Prepared(learned, mean, tuple(_notes(axes, periods, mean, given)))
 
 
