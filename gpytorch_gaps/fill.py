@@ -24,6 +24,7 @@ from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.streamed import fill_streamed
+from gpytorch_gaps.filling.trend import label_scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def fill_gaps(
     """
     progress = progress and settings.progress.value() if isinstance(progress, bool) else progress
     options = Options(kernels, periods, trend, smooth, std, check, steps, tolerance, memory, seed, progress)
-    with settings.progress(progress):
+    with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):
             if axes is not None:
                 raise ValueError("axes: got some with a Dataset, expected None: its variables bring their own")
@@ -105,10 +106,15 @@ def fill_gaps(
 
 
 def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) -> FillModel:
-    """The model by which ``fill_gaps`` would fill, trained, with all observations; options as there."""
+    """The model by which ``fill_gaps`` would fill, trained, with all observations; options as there.
+
+    In units of the data; or of each label's standard deviation, where these differ by more than a factor of three.
+    """
     kind = read_kind(values, axes)
     numbers = kind.numbers()
     _refuse_all_gaps(numbers)
+    scales = label_scales(numbers, kind.axes)
+    numbers = numbers if scales is None else numbers / scales
     settled = Options(**options)
     with torch.random.fork_rng(devices=[]), settings.progress(settled.progress):
         torch.manual_seed(settled.seed)

@@ -11,7 +11,7 @@ import xarray as xr
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import fill as fill_module
-from gpytorch_gaps.filling import in_memory, prepare
+from gpytorch_gaps.filling import in_memory, prepare, streamed
 from gpytorch_gaps.filling.axes import YEAR
 from gpytorch_gaps.filling.model import Term
 
@@ -261,6 +261,58 @@ def test_length_scales_are_held_up_where_memory_is_short(monkeypatch):
     rough = [gpytorch.kernels.MaternKernel(nu=0.5) for _ in range(2)]
     with pytest.raises(ValueError, match="kernels: their eigenvectors take"):
         gaps.fill_gaps(noise, kernels=rough, memory=20_000, **QUICK)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_order_of_memory_does_not_matter(order):
+    found = gaps.fill_gaps(np.array(SEEN, order=order), kernels=stationary(), **QUICK)
+    assert found.std[GAPS].min() > 0.01
+    table = gaps.fill_gaps(pd.DataFrame(np.array(SEEN, order=order)), kernels=stationary(), **QUICK)
+    np.testing.assert_array_equal(table.std.to_numpy(), found.std)
+
+
+def test_streamed_means_have_no_trend_and_no_sight_of_what_is_withheld(monkeypatch):
+    rows, columns = np.meshgrid(np.arange(20.0), np.arange(20.0), indexing="ij")
+    truth = 5 * rows + 3 * columns + 0.3 * np.sin(rows)
+    seen = np.where(RNG.random((20, 20)) < 0.3, np.nan, truth)
+    given = []
+    learned = streamed.prepare
+    monkeypatch.setattr(streamed, "prepare", lambda *args, **kw: given.append(args[5]) or learned(*args, **kw))
+    monkeypatch.setattr(fill_module, "LARGEST", 100)
+    found = gaps.fill_gaps(seen, kernels=stationary(), steps=10, progress=False)
+    error = np.sqrt(np.mean((found.mean - truth)[np.isnan(seen)] ** 2))
+    assert error < 3 * found.report.held_out.rmse + 0.1
+    assert not any("trend" in note for note in found.report.notes)
+    assert np.isnan(given[0]).sum() == np.isnan(seen).sum() + found.report.held_out.count
+
+
+def test_a_steep_trend_does_not_drown_the_rest():
+    x = np.linspace(0, 1, 40)
+    truth = 1e4 * x + np.sin(12 * x)
+    seen = truth.copy()
+    seen[[7, 8, 20, 31]] = np.nan
+    found = gaps.fill_gaps(seen, [x], check=False, progress=False)
+    assert np.abs(found.mean - truth).max() < 0.05
+    assert found.std.max() < 0.2
+
+
+def test_columns_of_other_scales_have_errors_of_their_own():
+    t = np.arange(60)
+    truth = pd.DataFrame({"p": 1013 + 5 * np.sin(t / 5), "t": 15 + 5 * np.cos(t / 6), "h": 0.5 + 0.1 * np.sin(t / 4)})
+    seen = truth.mask(RNG.random(truth.shape) < 0.2)
+    found = gaps.fill_gaps(seen, kernels=[gpytorch.kernels.RBFKernel(), "auto"], check=False, progress=False)
+    for name in truth:
+        gap = seen[name].isna()
+        sd = truth[name].std()
+        assert (found.mean[name] - truth[name])[gap].abs().max() < 0.3 * sd
+        assert 0 < found.std[name][gap].max() < 0.5 * sd
+    assert any("differ in scale" in note for note in found.report.notes)
+
+
+def test_units_of_coordinates_do_not_matter():
+    plain, far = (gaps.fill_gaps(SEEN, [u * T, u * T[:20]], check=False, progress=False) for u in (1.0, 1e3))
+    assert plain.report.kernel == far.report.kernel
+    np.testing.assert_allclose(far.mean, plain.mean, atol=1e-3)
 
 
 # -- little to learn from ----------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 import torch
 from gpytorch.kernels import IndexKernel, Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
-from gpytorch.priors import LogNormalPrior
+from gpytorch.priors import NormalPrior
+from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.learn import Candidate
@@ -134,18 +135,22 @@ def _of_distance(axis: Axis, roughness: float, share: float, shortest: float, cy
 
 def _stationary(axis: Axis, roughness: float, start: float, least: float) -> Kernel:
     columns = axis.points.shape[1] if axis.kind == "group" else 1
-    prior = LogNormalPrior(math.log(start), _PRIOR_WIDTH)
     options = {
         "ard_num_dims": columns if columns > 1 else None,
-        "lengthscale_prior": prior if columns == 1 else None,
         "lengthscale_constraint": positive(least),
     }
     kernel = RBFKernel(**options) if math.isinf(roughness) else MaternKernel(nu=roughness, **options)
+    if columns == 1:  # of the logarithm: a density of the length-scale itself would depend on its units
+        kernel.register_prior("lengthscale_prior", NormalPrior(math.log(start), _PRIOR_WIDTH), _log_lengthscale)
     ranges = np.ptp(axis.points, axis=0)
     kernel.lengthscale = torch.tensor(
         start * (np.where(ranges > 0, ranges, 1.0) / max(axis.extent, 1e-300)) if columns > 1 else [start]
     )
     return kernel.double()
+
+
+def _log_lengthscale(kernel: Kernel) -> Tensor:
+    return kernel.lengthscale.log()
 
 
 def _free(size: int, correlation: np.ndarray | None) -> Kernel:
@@ -169,7 +174,8 @@ def label_correlations(numbers: np.ndarray, axis: int, shrinkage: float = 20.0) 
     """
     rows = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
     known = ~np.isnan(rows)
-    centred = np.where(known, rows - np.nanmean(numbers), 0.0)
+    means = np.where(known, rows, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    centred = np.where(known, rows - means[:, None], 0.0)
     count = known.astype(float) @ known.T.astype(float)
     covariance = centred @ centred.T / np.maximum(count, 1)
     deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-300))

@@ -130,7 +130,7 @@ def _numeric(name: str, points: np.ndarray, attributes: Mapping[str, Any]) -> Ax
     if words.intersection(_LONGITUDES) and axis.extent <= 360:
         around = axis.extent + 1.5 * axis.spacing >= 360 and axis.size > 2
         return _round(name, points, 360.0) if around else Axis(name, "longitude", points, "degrees")
-    period = next((_ROUND[word] for word in words if word in _ROUND), None)
+    period = next((_ROUND[word] for word in words - {unit.strip().lower()} if word in _ROUND), None)  # 18 hours do not
     if period is not None and 0.5 * period < axis.extent <= period + 1 and axis.size > 2:
         return _round(name, points, period)
     return axis
@@ -161,7 +161,9 @@ def _checked(axis: Axis) -> Axis:
 def _as_array(name: str, coordinates: Any) -> np.ndarray:
     if isinstance(coordinates, torch.Tensor):
         coordinates = coordinates.detach().cpu()
-    if hasattr(coordinates, "to_timestamp"):  # a pandas PeriodIndex
+    if hasattr(coordinates, "iloc"):  # a pandas Series, whose own index does not matter
+        coordinates = coordinates.array
+    if hasattr(coordinates, "to_timestamp"):  # pandas' periods
         coordinates = coordinates.to_timestamp()
     if getattr(coordinates, "tz", None) is not None:  # days are counted in UTC
         coordinates = coordinates.tz_convert(None)

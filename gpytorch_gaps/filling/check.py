@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator
-from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.deviations import in_reasonable_time
@@ -115,15 +114,15 @@ def score_withheld(
         with in_reasonable_time(solves[-1] if solves else None, len(x), SAMPLES):
             variance = model(x).lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2) + model.likelihood.noise
     if solves.variances and solves.variances[-1].num_samples:
-        variance = variance * _wider(variance, solves.variances[-1].error / 2).square()
+        variance = variance * _wider(solves.variances[-1].num_samples) ** 2
     predicted = MultivariateNormal(mean.cpu(), DiagLinearOperator(variance.cpu()))
     return score(predicted, torch.from_numpy(truth[held]))
 
 
-def _wider(variance: Tensor, error: Tensor) -> Tensor:
-    """By how much an interval is wider when its variance is an estimate with a standard error: Student's t.
+def _wider(freedom: int) -> float:
+    """By how much an interval is wider when its deviation is that of so many samples: Student's t at 97.5 %.
 
-    ``2 v^2 / error^2`` are its degrees of freedom; of the quantile at 97.5 %, the first terms of its expansion.
+    The first terms of the expansion of its quantile.
     """
-    z, freedom = 1.959964, 2 * (variance / error.to(variance)).square().clamp_min(1.0)
+    z = 1.959964
     return 1 + (z**2 + 1) / (4 * freedom) + (5 * z**4 + 16 * z**2 + 3) / (96 * freedom**2)

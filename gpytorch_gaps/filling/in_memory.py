@@ -19,6 +19,7 @@ from gpytorch_gaps.filling.model import FillModel, make_model
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.trend import label_scales
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
 from gpytorch_gaps.score import Score
@@ -27,6 +28,7 @@ LARGEST = 4_000_000
 """Cells up to which a model of the whole grid is made; beyond, values are streamed."""
 
 _ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
+_MATRICES = 3  # of the covariances of the longest axis, that are held at once
 _DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
 
 
@@ -45,10 +47,23 @@ class Clock:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - started
 
 
+def refuse_long_axes(axes: Sequence[Axis], options: Options) -> None:
+    """Before anything is learned: kernels of an axis are dense."""
+    for axis in axes:
+        needed = 8.0 * _MATRICES * axis.size**2
+        if needed > options.memory:
+            raise ValueError(
+                f"{axis.name}: got {axis.size:,} places, whose covariances take "
+                f"{needed / 2**30:.3g} GiB, expected at most {options.memory / 2**30:.3g}: pass a larger memory, or "
+                "fill it in parts"
+            )
+
+
 def fit_in_memory(
     numbers: np.ndarray, axes: Sequence[Axis], options: Options, clock: Clock, device: torch.device | None = None
 ) -> tuple[FillModel, Prepared, Score | None]:
     """A model of everything observed, with what was learned and what it is worth."""
+    refuse_long_axes(axes, options)
     generator = np.random.default_rng(options.seed)
     positions, part = choose_part(lambda p: numbers[np.ix_(*p)], numbers.shape, generator)
     held = withheld(part, generator) if options.check else np.zeros(part.shape, dtype=bool)
@@ -111,6 +126,9 @@ def fill_in_memory(
     """Everything of ``Filled``, as plain arrays."""
     clock = Clock()
     gaps = np.isnan(numbers)
+    scales = label_scales(numbers, axes)
+    if scales is not None:
+        numbers = numbers / scales
     with torch.random.fork_rng(devices=[]):  # whose state stays the user's
         torch.manual_seed(options.seed)
         model, prepared, score = fit_in_memory(numbers, axes, options, clock, device)
@@ -120,8 +138,13 @@ def fill_in_memory(
     mean, std = numbers.copy(), None
     mean.reshape(-1)[wanted] = found
     if deviation is not None:
-        std = np.zeros_like(numbers)
+        std = np.zeros(numbers.shape)
         std.reshape(-1)[wanted] = deviation
+    notes = prepared.notes
+    if scales is not None:
+        mean, std = mean * scales, None if std is None else std * scales
+        notes += ("labels differ in scale: each was divided by its standard deviation; so are the held-out error, the "
+                  "noise and the model",)  # fmt: skip
     report = FillReport(
         shape=numbers.shape,
         num_gaps=int(gaps.sum()),
@@ -131,7 +154,7 @@ def fill_in_memory(
         held_out=score,
         history=prepared.learned.history,
         seconds=clock.seconds,
-        notes=prepared.notes,
+        notes=notes,
         **about,  # type: ignore[arg-type]
     )
     return mean, std, model, report

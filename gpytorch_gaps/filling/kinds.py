@@ -62,7 +62,7 @@ class Kind(ABC):
     def numbers(self, rows: slice = slice(None)) -> np.ndarray:
         """A copy in float64, NaN at gaps; infinite entries are refused."""
         part = np.ma.asarray(self.array[rows]) if np.ma.isMaskedArray(self.array) else np.asarray(self.array[rows])
-        numbers = np.ma.filled(part.astype(np.float64), np.nan)
+        numbers = np.ma.filled(part.astype(np.float64, order="C"), np.nan)
         infinite = np.isinf(numbers)
         if infinite.any():
             at = np.unravel_index(int(infinite.argmax()), numbers.shape)
@@ -164,6 +164,8 @@ class TableKind(Kind):
 
 class SeriesKind(Kind):
     def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+        if getattr(given.dtype, "kind", "O") not in "iufb":
+            raise ValueError(f"values: got a Series of {given.dtype}, expected real numbers")
         array = given.to_numpy(dtype=np.float64, na_value=np.nan)
         own = [None if _is_count(given.index) else given.index] if axes is None else axes
         super().__init__(given, array, describe_axes(array.shape, own, [str(given.index.name or "rows")]))
@@ -182,7 +184,7 @@ def _column(column: Any, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> 
     result = column.copy()
     where = np.ones_like(gaps) if smooth else gaps
     kept = np.dtype(getattr(column.dtype, "numpy_dtype", column.dtype))
-    result.iloc[np.flatnonzero(where)] = to_dtype(values[where], kept)
+    result.iloc[np.flatnonzero(where)] = values[where] > 0.5 if kept.kind == "b" else to_dtype(values[where], kept)
     return result
 
 

@@ -54,16 +54,27 @@ class Term(torch.nn.Module):
 
 
 class PlaneMean(Mean):
-    """``c + b'(x - x0)``: a constant and, where there is a trend, slopes. It is estimated before, and not trained."""
+    """``c + b'(x - x0)``: a constant and, where there is a trend, slopes. It is estimated before, and not trained.
 
-    def __init__(self, constant: float, slopes: Tensor, centre: Tensor) -> None:
+    With labels, an offset for each on top: `offsets` are pairs of a column of x, which holds codes 0, 1, .., and them.
+    """
+
+    def __init__(
+        self, constant: float, slopes: Tensor, centre: Tensor, offsets: Sequence[tuple[int, Tensor]] = ()
+    ) -> None:
         super().__init__()
+        self._columns = [column for column, _ in offsets]
+        for column, values in offsets:
+            self.register_buffer(f"offsets_{column}", values)
         self.register_buffer("constant", torch.tensor(constant, dtype=torch.float64))
         self.register_buffer("slopes", slopes)
         self.register_buffer("centre", centre)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.constant + (x - self.centre) @ self.slopes
+        mean = self.constant + (x - self.centre) @ self.slopes
+        for column in self._columns:
+            mean = mean + getattr(self, f"offsets_{column}")[x[..., column].round().long()]
+        return mean
 
 
 class FillModel(gpytorch.models.ExactGP):

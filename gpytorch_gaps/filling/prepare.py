@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from gpytorch_gaps.filling.auto_kernels import candidates, label_correlations
 from gpytorch_gaps.filling.axes import Axis
@@ -13,7 +14,7 @@ from gpytorch_gaps.filling.learn import Learned, learn
 from gpytorch_gaps.filling.model import MANY, NOISE_FLOOR, NOISE_FLOOR_OF_MANY, PlaneMean
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.trend import fit_mean, sample_of
-from gpytorch_gaps.filling.windows import OBSERVATIONS, Reader, all_of, choose_windows
+from gpytorch_gaps.filling.windows import OBSERVATIONS, Reader, Window, all_of, choose_windows
 
 WINDOWS = 6
 
@@ -52,12 +53,12 @@ def prepare(
     found = cycles_of(part, list(axes)) if whole else [[] for _ in axes]
     periods = [seen if own is None else own for own, seen in zip(asked, found, strict=True)]
     if whole:
-        mean = fit_mean(axes, *sample_of(part, generator), trend=options.trend)
+        mean = fit_mean(axes, *sample_of(part, generator), trend=options.trend and not one_term)
     else:
         positions = np.concatenate([_positions(w.positions, w.cells.numpy()) for w in windows])
         mean = fit_mean(axes, positions, np.concatenate([w.values.numpy() for w in windows]), trend=False)
     values = np.concatenate([w.values.numpy() for w in windows])
-    variance = float(np.var(values)) or 1.0
+    variance = float(np.var(_residuals(windows, axes, mean))) or float(np.var(values)) or 1.0
     correlations = [
         label_correlations(part, i) if label and whole and own is None else None
         for i, (label, own) in enumerate(zip(labels, given, strict=True))
@@ -68,6 +69,16 @@ def prepare(
         choices, windows, axes, mean, variance, floor, options.steps, options.progress, density * math.prod(shape)
     )
     return Prepared(learned, mean, tuple(_notes(axes, periods, mean, given)))
+
+
+def _residuals(windows: Sequence[Window], axes: Sequence[Axis], mean: PlaneMean) -> np.ndarray:
+    """What the process has to explain: a trend's own variance would set noise and scales far too high."""
+    left = []
+    for window in windows:
+        at = _positions(window.positions, window.cells.numpy())
+        x = np.concatenate([axis.points[column] for axis, column in zip(axes, at.T, strict=True)], axis=1)
+        left.append(window.values.numpy() - mean(torch.from_numpy(x)).numpy())
+    return np.concatenate(left)
 
 
 def _positions(positions: Sequence[np.ndarray], cells: np.ndarray) -> np.ndarray:

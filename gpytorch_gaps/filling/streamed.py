@@ -14,7 +14,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.check import choose_part, score_withheld, withheld
-from gpytorch_gaps.filling.in_memory import Clock, condition, quietly
+from gpytorch_gaps.filling.in_memory import Clock, condition, quietly, refuse_long_axes
 from gpytorch_gaps.filling.kinds import Kind
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
@@ -25,26 +25,26 @@ from gpytorch_gaps.reconstruct import Reconstruction, reconstruct
 _VECTORS = 10  # of the size of the weights, that a solve holds
 _FIRST_FLOOR = 1.0  # cells: no restriction yet
 _TABLE = 2048  # places of an axis by which its eigenvalues are judged: of a longer one, every so many
-_MATRICES = 3  # of the covariances of the longest axis, that are held at once
-_COARSE = 1e-3  # eigenvalues below this share of the noise are left out
+_COARSER = 10.0  # than the tolerance, of weights: eigenvalues below this share of the noise are left out
 
 
 def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepared, FillReport]:
     """The posterior mean, to be given out slab by slab, and how it was found."""
     clock, generator, axes = Clock(), np.random.default_rng(options.seed), kind.axes
     read = reader_of(kind)
-    _refuse_long_axes(axes, options)
+    refuse_long_axes(axes, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         positions, part = choose_part(read, kind.shape, generator)
         held = withheld(part, generator) if options.check else np.zeros(part.shape, dtype=bool)
+        known = np.where(held, np.nan, part)
         with clock("training"):
-            prepared, floor = _affordable(_without(read, positions, held), kind, options, generator, part)
+            prepared, floor = _affordable(_without(read, positions, held), kind, options, generator, known)
         score = None
         if held.any():
             with clock("held-out check"), quietly(options, 10.0):
                 there = [Axis(a.name, a.kind, a.points[p], a.unit) for a, p in zip(axes, positions, strict=True)]
-                model = condition(np.where(held, np.nan, part), there, prepared)
+                model = condition(known, there, prepared)
                 score = score_withheld(model, axes, positions, held, part)
         noise = float(prepared.learned.likelihood.noise.detach())
         with clock("mean"):
@@ -54,7 +54,8 @@ def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepare
                 _kernels(prepared),
                 noise,
                 mean=float(prepared.mean.constant),
-                tolerance=max(options.tolerance, _COARSE),
+                tolerance=_level(options),
+                memory=options.memory,
                 progress=options.progress,
             )
     notes = [*prepared.notes, "values were streamed: there are no standard deviations, and no model in memory"]
@@ -85,7 +86,7 @@ def _affordable(
     floor = 0.0 if rough or None not in options.kernels_of(kind.axes) else _FIRST_FLOOR
     while True:
         prepared = prepare(read, kind.shape, kind.axes, options, generator, part, one_term=True, shortest=floor)
-        needed = math.prod(_ranks(prepared, kind.axes)) * 8 * _VECTORS
+        needed = math.prod(_ranks(prepared, kind.axes, _level(options))) * 8 * _VECTORS
         if needed <= options.memory:
             return prepared, floor
         if None not in options.kernels_of(kind.axes) or floor > max(kind.shape):
@@ -97,13 +98,13 @@ def _affordable(
         floor = max(_FIRST_FLOOR, 2 * floor)
 
 
-def _ranks(prepared: Prepared, axes: Sequence[Axis]) -> list[float]:
+def _ranks(prepared: Prepared, axes: Sequence[Axis], share: float) -> list[float]:
     """Eigenvectors that each axis needs, before any value is read.
 
     Those of a long axis from its eigenvalues at some of its places, which are the first of all ``m / n`` times smaller;
     infinite where these places do not resolve the kernel, whose decomposition would take far too long then.
     """
-    level = _COARSE * float(prepared.learned.likelihood.noise.detach())
+    level = share * float(prepared.learned.likelihood.noise.detach())
     spectra = []
     with torch.no_grad():
         for kernel, axis in zip(_kernels(prepared), axes, strict=True):
@@ -118,15 +119,8 @@ def _ranks(prepared: Prepared, axes: Sequence[Axis]) -> list[float]:
     return ranks
 
 
-def _refuse_long_axes(axes: Sequence[Axis], options: Options) -> None:
-    for axis in axes:
-        needed = 8.0 * _MATRICES * axis.size**2
-        if needed > options.memory:
-            raise ValueError(
-                f"{axis.name}: got {axis.size:,} places of an array that is streamed, whose covariances take "
-                f"{needed / 2**30:.3g} GiB, expected at most {options.memory / 2**30:.3g}: pass a larger memory, or "
-                "fill it in parts"
-            )
+def _level(options: Options) -> float:
+    return _COARSER * options.tolerance
 
 
 def _kernels(prepared: Prepared) -> list[Kernel]:

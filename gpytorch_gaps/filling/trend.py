@@ -1,4 +1,5 @@
-"""What goes in front of the Gaussian process: a constant and, if there is one, a trend along axes of numbers.
+"""What goes in front of the Gaussian process: a constant, a trend along axes of numbers if there is one, and the
+levels of labels.
 
     m(x) = c + b'(x - x0)
 
@@ -16,6 +17,8 @@ from gpytorch_gaps.filling.model import PlaneMean
 
 _WORTH = 0.05  # of the variance, that slopes must explain
 _SAMPLE = 200_000
+_ALIKE = 3.0  # standard deviations of labels, one to the other, up to which they share a noise
+_DOUBT = 3.0  # observations' worth of belief that a label is like the others
 _SLOPED = ("number", "time", "latitude", "longitude", "position")
 
 
@@ -37,7 +40,35 @@ def fit_mean(axes: Sequence[Axis], positions: np.ndarray, values: np.ndarray, tr
         left = float(np.var(values - constant - design @ found))
         if left < (1 - _WORTH) * float(np.var(values)):
             slopes[sloped] = found / spread[sloped]
-    return PlaneMean(constant, torch.from_numpy(slopes), torch.from_numpy(centre))
+    left = values - constant - (columns - centre) @ slopes
+    offsets, column = [], 0
+    for axis, at in zip(axes, positions.T, strict=True):
+        if axis.kind == "label":
+            count = np.bincount(at, minlength=axis.size)
+            level = np.bincount(at, weights=left, minlength=axis.size) / (count + _DOUBT)
+            left = left - level[at]
+            offsets.append((column, torch.from_numpy(level)))
+        column += axis.points.shape[1]
+    return PlaneMean(constant, torch.from_numpy(slopes), torch.from_numpy(centre), offsets)
+
+
+def label_scales(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray | None:
+    """Standard deviations of the labels, to divide by, where they differ too much for one noise: else None.
+
+    Of the shape of `numbers`, with ones for the axes that are not labels.
+    """
+    others = tuple(i for i, axis in enumerate(axes) if axis.kind != "label")
+    if len(others) in (0, len(axes)):
+        return None
+    known = ~np.isnan(numbers)
+    count = known.sum(axis=others, keepdims=True)
+    means = np.where(known, numbers, 0.0).sum(axis=others, keepdims=True) / np.maximum(count, 1)
+    square = np.where(known, numbers - means, 0.0) ** 2
+    scales = np.sqrt(square.sum(axis=others, keepdims=True) / np.maximum(count - 1, 1))
+    usable = (count > 2) & (scales > 0)
+    if not usable.any() or scales[usable].max() <= _ALIKE * scales[usable].min():
+        return None
+    return np.where(usable, scales, np.exp(np.mean(np.log(scales[usable]))))
 
 
 def sample_of(numbers: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

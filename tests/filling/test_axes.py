@@ -119,3 +119,10 @@ def test_what_the_user_holds_is_not_shared():
     held = np.array([1.0, 2.0, 3.0])
     only(held).points[0] = 7.0
     assert held[0] == 1.0
+
+
+def test_durations_do_not_close_and_series_are_coordinates():
+    assert only(range(19), "lead", units="hour").kind == "number"
+    assert only(range(24), "hour").kind == "circle"
+    assert only(pd.Series([1.0, 2.0], index=[7, 8])).points[:, 0].tolist() == [1.0, 2.0]
+    assert only(pd.Series(pd.date_range("2000-01-01", periods=3))).points[:, 0].tolist() == [0.0, 1.0, 2.0]

@@ -158,3 +158,12 @@ def test_a_dimension_without_coordinates_is_what_it_is_in_an_array():
 
 def test_none_in_a_list_is_a_gap():
     assert np.isnan(read_kind([1.0, None, 3.0]).numbers()).tolist() == [False, True, False]
+
+
+def test_series_of_booleans_and_of_objects():
+    given = pd.Series([True, pd.NA, False], dtype="boolean")
+    kind = read_kind(given)
+    found = kind.filled(np.full(3, 0.9), np.isnan(kind.numbers()), False)
+    pd.testing.assert_series_equal(found, pd.Series([True, True, False], dtype="boolean"))
+    with pytest.raises(ValueError, match="values: got a Series of object"):
+        read_kind(pd.Series([1.0, "x"], dtype=object))
