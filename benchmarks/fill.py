@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from scipy.interpolate import griddata
 from scipy.ndimage import gaussian_filter
-from skimage.restoration import inpaint_biharmonic
 
 from benchmarks._machine import machine_facts
 from gpytorch_gaps import fill_gaps
@@ -80,6 +79,8 @@ def scattered(method: str) -> Peer:
 
 
 def biharmonic(values: np.ndarray) -> np.ndarray:
+    from skimage.restoration import inpaint_biharmonic  # an extra of its own
+
     return inpaint_biharmonic(np.nan_to_num(values), np.isnan(values))
 
 
