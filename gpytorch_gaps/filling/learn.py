@@ -29,9 +29,9 @@ from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.progress import with_bar
 
 SHORT, LONG = 10, 40  # steps
-_FINALISTS, _FURTHER = 3, 15  # candidates that go on from the short run, and for how many steps more
+_FINALISTS, _FURTHER = 3, 20  # candidates that go on from the short run, and for how many steps more
 _LR = 0.15
-_PRICE, _LARGE = 0.01, 1e5  # nats an observation that a term more must gain, and observations that double that
+_PRICE, _LARGE = 0.01, 4e5  # nats an observation that a term more must gain, and observations that double that
 
 
 @dataclass(frozen=True, eq=False)
