@@ -104,6 +104,18 @@ class _Part:
 Candidate = tuple[str, Callable[[], list[Term]]]
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices of a few hundred rows gain little from several threads, and lose a lot where other work waits too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
 def learn(
     candidates: Sequence[Candidate],
     windows: Sequence[Window],
@@ -121,32 +133,6 @@ def learn(
     :param observations: in all: the more, the longer a solve takes, and the more must a term gain that makes it longer.
     """
     price = _PRICE * (1 + observations / _LARGE)
-    with _one_thread():
-        return _learn(candidates, windows, axes, mean, variance, floor, steps, progress, price)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices of a few hundred rows gain little from several threads, and lose a lot where other work waits too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _learn(
-    candidates: Sequence[Candidate],
-    windows: Sequence[Window],
-    axes: Sequence[Axis],
-    mean: PlaneMean,
-    variance: float,
-    floor: float,
-    steps: int,
-    progress: bool,
-    price: float,
-) -> Learned:
     few = _some(windows)
 
     def run(found: Learned, where: Sequence[Window], steps: int, progress: bool = False) -> Learned:

@@ -1,6 +1,5 @@
 """From the forms in which fields come, to masked arrays and where their cells lie."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -11,6 +10,7 @@ import matplotlib.dates as mdates
 import numpy as np
 import torch
 
+from gpytorch_gaps.filling.kinds import is_a
 from gpytorch_gaps.grid import CartesianGrid
 
 _UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "°N", "degree_east": "°E", "1": ""}
@@ -140,12 +140,6 @@ def to_numpy(values: Any) -> np.ndarray:
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     return np.asanyarray(values)
-
-
-def is_a(values: Any, library: str, kind: str) -> bool:
-    """Whether `values` is of an optional library's class, without importing that library."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(values, getattr(module, kind))
 
 
 def with_unit(name: str, unit: str) -> str:
