@@ -140,8 +140,8 @@ def krylov_solve(
             break
         floor = 0.0 if inner == torch.float64 else 10 * torch.finfo(inner).eps
 
-        def stop(current: Tensor, least: Tensor = floor * size) -> bool:
-            return bool((current.norm(dim=-2) <= (0.9 * tolerance * norm).maximum(least)).all())
+        def stop(current: Tensor, least: Tensor = floor * size) -> Tensor:
+            return (current.norm(dim=-2) <= (0.9 * tolerance * norm).maximum(least)).all()
 
         step, used, found = conjugate_gradients(
             matmul,

@@ -12,6 +12,9 @@ zero there is how we tell it to stop.
 
 A single right-hand side of some length needs none of its bookkeeping: :class:`Descent` takes the same steps in a third
 of the calls, and in place.
+
+On a device the host would wait for every number it reads, and ``linear_cg`` reads its residual at every iteration.
+:class:`Columns` takes the steps there and reads nothing; `stop` is asked after every tenth of them.
 """
 
 import math
@@ -27,8 +30,10 @@ from torch import Tensor
 from gpytorch_gaps.progress import LateBar
 
 Closure = Callable[[Tensor], Tensor]
+Stop = Callable[[Tensor], bool | Tensor]  # a tensor is read by us, once, with all else that is to be read
+LOOK = 10  # iterations between two looks at a residual that lives on a device
 _IN_PLACE = 256  # rows
-_LOOK, _STALLED = 10, 150  # iterations
+_STALLED = 150  # iterations
 
 
 @dataclass
@@ -37,7 +42,7 @@ class _Listener:
 
     matmul: Closure
     precondition: Closure | None
-    stop: Callable[[Tensor], bool]
+    stop: Stop
     keep_lanczos: bool
     iterations: int = 0
     done: bool = False
@@ -122,11 +127,48 @@ class Descent:
         self.residual.addcmul_(image, length, value=-1.0)
 
 
+class Columns:
+    """Conjugate gradients for columns of any number, a step at a time; every column has its own lengths.
+
+    A column that is done has nothing left to divide: it stays where it is, with steps of zero. No number is read by
+    the host, and no shape changes.
+
+    :param residual: shape (*batch, n, C), columns of size one or zero; updated in place.
+    """
+
+    def __init__(self, matmul: Closure, precondition: Closure | None, residual: Tensor, keep_lanczos: bool) -> None:
+        self._matmul, self._precondition, self._keep_lanczos = matmul, precondition, keep_lanczos
+        self.residual, self.solution = residual, torch.zeros_like(residual)
+        self._direction = torch.zeros_like(residual)
+        self._inner = residual.new_zeros(*residual.shape[:-2], 1, residual.size(-1))
+        self.steps: list[Tensor] = []  # alpha_k, shape (*batch, C) each
+        self.ratios: list[Tensor] = []  # beta_k, from beta_{-1} = 0 on
+
+    def step(self) -> None:
+        preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
+        inner = _inner_products(self.residual, preconditioned)
+        ratio = _safe_divide(inner, self._inner)
+        self._direction.mul_(ratio).add_(preconditioned)
+        self._inner = inner
+        image = self._matmul(self._direction)
+        length = _safe_divide(inner, _inner_products(self._direction, image))
+        self.solution.addcmul_(self._direction, length)
+        self.residual.addcmul_(image, length, value=-1.0)
+        if self._keep_lanczos:
+            self.steps.append(length.squeeze(-2))
+            self.ratios.append(ratio.squeeze(-2))
+
+
+def _inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """shape: (*batch, n, C) -> (*batch, 1, C)"""
+    return (left * right).sum(-2, keepdim=True)
+
+
 def conjugate_gradients(
     matmul: Closure,
     rhs: Tensor,
     *,
-    stop: Callable[[Tensor], bool],
+    stop: Stop,
     max_iterations: int,
     precondition: Closure | None = None,
     lanczos: bool = False,
@@ -134,18 +176,17 @@ def conjugate_gradients(
     """Solves ``A x = rhs`` from zero until ``stop(residual)`` holds, the residual being ``rhs - A x``.
 
     :param rhs: shape (*batch, n, C).
-    :param stop: called once an iteration with the recursive residual, in the units of rhs.
+    :param stop: called with the recursive residual, in the units of rhs: once an iteration, on a device once in ten.
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
+    if waits(rhs):
+        return _descend_unread(matmul, rhs, stop, max_iterations, precondition, lanczos)
     if rhs.dtype == torch.float32:
         stop = _or_stalled(stop)
     if rhs.numel() == rhs.size(-2) >= _IN_PLACE:
         return _descend(matmul, rhs, stop, max_iterations, precondition, lanczos)
-    largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
-    largest = largest.masked_fill(largest == 0, 1.0)
-    scale = (rhs / largest).norm(dim=-2, keepdim=True) * largest
-    unit = rhs / scale.masked_fill(scale == 0, 1.0)
+    unit, scale = _of_size_one(rhs)
     listener = _Listener(matmul, precondition, lambda residual: stop(residual * scale), lanczos)
     with warnings.catch_warnings():
         # non-convergence is judged, and told, by the caller
@@ -165,31 +206,77 @@ def conjugate_gradients(
     return solution * scale, listener.iterations, tridiagonal
 
 
-def _or_stalled(stop: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Also where many iterations have not halved the residual: rounding of float32 may never let it fall further."""
-    best, waited = math.inf, 0
+def waits(tensor: Tensor) -> bool:
+    """Whether reading a number of it waits for a device."""
+    return tensor.device.type != "cpu"
 
-    def told(residual: Tensor) -> bool:
-        nonlocal best, waited
-        waited += 1
-        if waited % _LOOK == 0:
-            size = float(residual.norm())
-            if size <= 0.5 * best:
-                best, waited = size, 0
-            elif waited >= _STALLED:
-                return True
-        return stop(residual)
+
+def _of_size_one(rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of norm one, or zero, and the norms. shape: (*batch, n, C) and (*batch, 1, C)"""
+    largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
+    largest = largest.masked_fill(largest == 0, 1.0)
+    scale = (rhs / largest).norm(dim=-2, keepdim=True) * largest
+    return rhs / scale.masked_fill(scale == 0, 1.0), scale
+
+
+class _Stall:
+    """Many iterations that have not halved the residual: rounding of float32 may never let it fall further."""
+
+    def __init__(self) -> None:
+        self._best, self._waited = math.inf, 0
+
+    def seen(self, size: float, iterations: int) -> bool:
+        """Whether to give up on a residual of this size, so many iterations after the last."""
+        self._waited += iterations
+        if size <= 0.5 * self._best:
+            self._best, self._waited = size, 0
+        return self._waited >= _STALLED
+
+
+def _or_stalled(stop: Stop) -> Stop:
+    stall, calls = _Stall(), 0
+
+    def told(residual: Tensor) -> bool | Tensor:
+        nonlocal calls
+        calls += 1
+        return (calls % LOOK == 0 and stall.seen(float(residual.norm()), LOOK)) or stop(residual)
 
     return told
 
 
+def _descend_unread(
+    matmul: Closure, rhs: Tensor, stop: Stop, max_iterations: int, precondition: Closure | None, lanczos: bool
+) -> tuple[Tensor, int, Tensor | None]:
+    """On a device: ten iterations, then one read that tells whether to go on."""
+    unit, scale = _of_size_one(rhs)
+    descent, stall = Columns(matmul, precondition, unit, lanczos), _Stall()
+    bar, iterations = LateBar("conjugate gradients"), 0
+    while iterations < max_iterations:
+        descent.step()
+        iterations += 1
+        bar.update()
+        if iterations % LOOK or iterations == max_iterations:  # at the end of the budget nothing is left to decide
+            continue
+        if _told(stop, descent.residual * scale, stall):
+            break
+    bar.close()
+    tridiagonal = None
+    if lanczos:
+        tridiagonal = _tridiagonal(*([n.double() for n in own] for own in (descent.steps, descent.ratios[1:])))
+    return descent.solution.mul_(scale), iterations, tridiagonal
+
+
+def _told(stop: Stop, residual: Tensor, stall: _Stall) -> bool:
+    """Whether to stop, in one read."""
+    verdict = stop(residual)
+    if residual.dtype != torch.float32:
+        return bool(verdict)
+    told, size = torch.stack([residual.new_ones(()) * verdict, residual.norm()]).tolist()
+    return stall.seen(size, LOOK) or bool(told)
+
+
 def _descend(
-    matmul: Closure,
-    rhs: Tensor,
-    stop: Callable[[Tensor], bool],
-    max_iterations: int,
-    precondition: Closure | None,
-    lanczos: bool,
+    matmul: Closure, rhs: Tensor, stop: Stop, max_iterations: int, precondition: Closure | None, lanczos: bool
 ) -> tuple[Tensor, int, Tensor | None]:
     """One column, in units in which squares neither under- nor overflow."""
     scale = float(rhs.abs().amax())

@@ -55,9 +55,9 @@ class Ignore:
         floor = 10 * torch.finfo(dtype).eps
         initial = residual.norm(dim=-2)
 
-        def stop(current: Tensor) -> bool:
+        def stop(current: Tensor) -> Tensor:
             done = self.original(current) <= 0.9 * self.tolerance  # the recursive residual drifts from the true one
-            return bool((done | (current.norm(dim=-2) <= floor * initial)).all())
+            return (done | (current.norm(dim=-2) <= floor * initial)).all()
 
         step, iterations, _ = conjugate_gradients(
             self.system.matmul,

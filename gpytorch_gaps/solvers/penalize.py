@@ -61,9 +61,9 @@ class Penalize:
         initial = residual.norm(dim=-2)
         diagonal = self._diagonal.to(dtype)
 
-        def stop(current: Tensor) -> bool:
+        def stop(current: Tensor) -> Tensor:
             done = self.original(current) <= 0.5 * self.tolerance
-            return bool((done | (current.norm(dim=-2) <= floor * initial)).all())
+            return (done | (current.norm(dim=-2) <= floor * initial)).all()
 
         step, iterations, _ = conjugate_gradients(
             self._matmul,

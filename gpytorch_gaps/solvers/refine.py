@@ -64,7 +64,7 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, toleranc
         new_error = form.original(new_residual)
         better = new_error < error  # false for NaN: a column that blew up keeps its last good iterate
         pending = error > tolerance
-        stalled = not bool((new_error[pending] < 0.5 * error[pending]).any())
+        stalled = not bool((pending & (new_error < 0.5 * error)).any())
         iterate = torch.where(better.unsqueeze(-2), candidate, iterate)
         residual = torch.where(better.unsqueeze(-2), new_residual, residual)
         error = torch.where(better, new_error, error)

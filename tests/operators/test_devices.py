@@ -2,8 +2,8 @@
 
 On the CPU, on CUDA where there is one, and on the stand-in device of ``tests/_standin.py``, which raises when devices
 are mixed and counts copies and waits. What is asserted of these counts was measured: products make none; the package
-itself copies nothing between host and device, also where linear_operator does; and an iteration of conjugate gradients
-waits once for linear_operator's stopping rule and once or twice for ours.
+itself copies nothing between host and device, also where linear_operator does; and conjugate gradients wait once every
+ten iterations.
 """
 
 import warnings
@@ -286,19 +286,17 @@ def test_solves_of_the_other_operators(name, rank, max_cholesky, device):
 
 @on_standin
 @pytest.mark.parametrize(
-    ("method", "rank", "ours"), [("ignore", 0, 10), ("ignore", 20, 10), ("fill", 0, 22), ("penalize", None, 10)]
+    ("method", "rank"),
+    [("ignore", 0), ("ignore", 20), ("fill", 0), ("fill", 20), ("spectral", None), ("penalize", None)],
 )
-def test_waits_of_ten_iterations(method, rank, ours):
-    """One each for linear_operator's look at the residual, and one for ours.
-
-    Fill-gaps looks at its own residual and at what to expect of the original one, and now and then at that itself.
-    """
+def test_waits_of_twenty_iterations(method, rank):
+    """One every ten: whatever a method looks at, it is read at once."""
     factors = standin.to_standin([dense.matern32(30, 0.1), dense.matern32(20, 0.1)])
     index, noise = dense.observed("block", (30, 20)), torch.full((1,), 1e-4, dtype=torch.float64)
     operator = dense.build(factors, *standin.to_standin((index, noise)))
     rhs = standin.to_standin(dense.randn(len(index), 2))
     counts, iterations = [], []
-    for budget in (20, 30):
+    for budget in (20, 40):
         with (
             settings.gap_method(method),
             settings.preconditioner_rank(rank),
@@ -312,11 +310,9 @@ def test_waits_of_ten_iterations(method, rank, ours):
                 operator.solve(rhs)
         counts.append(count)
         iterations.append(solves[-1].iterations)
-    assert iterations == [20, 30]
-    assert [count.copies for count in counts] == [1, 1]  # linear_operator makes a tensor of a number once a solve
-    assert counts[0].within(gaps).copies == 0
-    assert counts[1].within(gaps).syncs - counts[0].within(gaps).syncs <= ours
-    assert counts[1].syncs - counts[0].syncs <= ours + 10
+    assert iterations == [20, 40]
+    assert [count.copies for count in counts] == [0, 0]
+    assert counts[1].syncs - counts[0].syncs <= 2, counts[1].by_line
 
 
 # -- log-determinants ------------------------------------------------------------------------------------------------
