@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.solvers.signs import random_signs
+
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
 REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
 LONGEST_STEP = 0.05  # nats an observation: after a longer one the log-determinant is estimated afresh
@@ -95,10 +97,8 @@ class WarmStart:
         self._loans: dict[int, Loan] = {}
 
     def probes(self, rows: int, like: Tensor) -> Tensor:
-        """Random signs, the same whenever asked. shape: (N, k)"""
-        generator = torch.Generator().manual_seed(self.seed)
-        signs = torch.randint(0, 2, (self.num_probes, rows), generator=generator, dtype=torch.int8)
-        return signs.to(like.device).to(like.dtype).mul_(2.0).sub_(1.0).mT  # columns that are whole in memory
+        """Random signs, the same whenever asked and wherever `like` lives: made there. shape: (N, k)"""
+        return random_signs(self.seed, self.num_probes, rows, like).mT  # columns that are whole in memory
 
     @contextmanager
     def aiming(self, start: float = 0.0) -> Iterator[None]:
