@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.precision import full_float32
 
 _CHUNK_NUMBERS = 2**23  # grid numbers differentiated at once; autograd keeps one copy an axis
 
 
+@full_float32()
 def kron_bilinear_gradient(factors: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
     """One gradient a factor, columns visited in chunks so that memory stays bounded.
 
@@ -30,6 +32,7 @@ def kron_bilinear_gradient(factors: Sequence[Tensor], left: Tensor, right: Tenso
     return gradients
 
 
+@full_float32()
 def thin_bilinear_gradient(roots: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
     """The same for symmetric factors ``K_i = U_i U_i'`` with narrow roots.
 

@@ -12,10 +12,12 @@ from torch.autograd import Function
 from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
 from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen
+from gpytorch_gaps.precision import full_float32
 
 
 class ShiftedSolve(Function):
     @staticmethod
+    @full_float32()
     def forward(ctx: Any, eigen: KroneckerEigen, noise: Tensor, x: Tensor, *factors: Tensor) -> Tensor:
         solution = eigen.to(x.dtype).shifted_solve(noise, x)
         ctx.eigen = eigen
@@ -24,6 +26,7 @@ class ShiftedSolve(Function):
         return solution
 
     @staticmethod
+    @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         noise, solution, *factors = ctx.saved_tensors

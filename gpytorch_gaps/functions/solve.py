@@ -13,10 +13,12 @@ from torch.autograd import Function
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.first_order import refuse_second_order
+from gpytorch_gaps.precision import full_float32
 
 
 class OwnSolve(Function):
     @staticmethod
+    @full_float32()
     def forward(ctx: Any, representation_tree: Any, rhs: Tensor, guess: Tensor | None, *matrix_args: Tensor) -> Tensor:
         operator = representation_tree(*matrix_args)
         solution = operator._solve(rhs, guess=guess)
@@ -26,6 +28,7 @@ class OwnSolve(Function):
         return solution
 
     @staticmethod
+    @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         solution, *matrix_args = ctx.saved_tensors
@@ -48,6 +51,7 @@ class OwnInvQuad(Function):
     """
 
     @staticmethod
+    @full_float32()
     def forward(ctx: Any, representation_tree: Any, rhs: Tensor, *matrix_args: Tensor) -> Tensor:
         operator = representation_tree(*matrix_args)
         solution = operator._solve(rhs, training=True)
@@ -56,6 +60,7 @@ class OwnInvQuad(Function):
         return (rhs * solution).sum(-2)
 
     @staticmethod
+    @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         solution, *matrix_args = ctx.saved_tensors

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpytorch_gaps.functions.first_order import refuse_second_order
+from gpytorch_gaps.precision import full_float32
 
 
 class WarmLikelihood(Function):
@@ -33,6 +34,7 @@ class WarmLikelihood(Function):
         return (solution * (2.0 * rhs - image)).sum(-2), logdet.clone()
 
     @staticmethod
+    @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         solution, probes, probe_solutions, *matrix_args = ctx.saved_tensors

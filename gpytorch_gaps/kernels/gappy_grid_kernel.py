@@ -14,6 +14,7 @@ from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.kernels.solutions import LastSolutions
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
+from gpytorch_gaps.precision import full_float32
 
 
 class GappyGridKernel(Kernel):
@@ -71,6 +72,7 @@ class GappyGridKernel(Kernel):
 
     # -- covariance --------------------------------------------------------------------------------------------------
 
+    @full_float32()
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
     ) -> Tensor | LinearOperator:

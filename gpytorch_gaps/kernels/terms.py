@@ -41,6 +41,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumOperator,
 )
 from gpytorch_gaps.operators._base import same_cells
+from gpytorch_gaps.precision import full_float32
 
 
 def grid_points(covariance: LinearOperator) -> tuple[GappyGridKernel, Tensor] | None:
@@ -92,6 +93,7 @@ def grid_covariance(covariance: LinearOperator) -> LinearOperator:
     return SumLinearOperator(*parts)
 
 
+@full_float32()
 def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator | None:
     """What a sum or product with a grid kernel in it is; None if there is none. Its `active_dims` have been taken."""
     columns = tuple(range(x1.size(-1)))

@@ -24,6 +24,7 @@ from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.products import kron_diagonal
 from gpytorch_gaps.kronecker.selection import kron_block
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.solvers.system import GapSystem
 
 
@@ -65,6 +66,7 @@ class _GapBlockLogdet(Function):
         return logdet_from(cholesky)
 
     @staticmethod
+    @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         cholesky, noise, *factors = ctx.saved_tensors

@@ -19,6 +19,7 @@ from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_gri
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._posterior_parts import PredictionPoints
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.precision import full_float32
 
 
 class GappyGridPredictionStrategy(DefaultPredictionStrategy):
@@ -83,6 +84,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         x = None if found is None else one_member(found[1])
         return None if found is None or x is None else (found[0], x)
 
+    @full_float32()
     def exact_prediction(
         self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
     ) -> tuple[Tensor, LinearOperator]:

@@ -8,6 +8,8 @@ from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOper
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpytorch_gaps.precision import full_float32
+
 
 class KroneckerFactorsOperator(LinearOperator):
     """An operator built from batched factors (positional) and keyword tensors without batch, or with their own rule.
@@ -62,6 +64,10 @@ class KroneckerFactorsOperator(LinearOperator):
 
     def _index_batch(self, batch_indices: tuple[Any, ...]) -> Any:
         return self._expanded()._rebuild(lambda t: t[batch_indices]) if batch_indices else self
+
+    @full_float32()  # a backward pass of its own, run by whoever asks for the gradients of a product
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        return super()._bilinear_derivative(left_vecs, right_vecs)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Moves and casts like :meth:`torch.Tensor.to`: device strings are understood, indices stay integers."""

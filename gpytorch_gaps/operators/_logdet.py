@@ -14,10 +14,12 @@ from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import standard_error
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import LogdetReport
 from gpytorch_gaps.solvers.system import whiten
 
 
+@full_float32()
 def logdet_by(operator: Any, method: str, side: str) -> tuple[Tensor, LogdetReport]:
     """By a given method on a given side, for noise that is constant or one a point. Differentiable. shape: batch"""
     system, factors, noise = operator._system(), operator.factors, operator._noise_tensor()
@@ -35,6 +37,7 @@ def logdet_by(operator: Any, method: str, side: str) -> tuple[Tensor, LogdetRepo
     return value, LogdetReport(method, value.detach(), error, probes, iterations, f"{side} side")
 
 
+@full_float32()
 def whitened_logdet(operator: Any) -> tuple[Tensor, LogdetReport]:
     """For noise that is a product over axes: ``log|D^(-1/2) (W K W' + D) D^(-1/2)| + log|D|``. shape: batch"""
     roots = [axis.sqrt() for axis in operator._diag_tensor.axis_noise]

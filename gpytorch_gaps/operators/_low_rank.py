@@ -6,7 +6,20 @@ from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperat
 from torch import Tensor
 
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, lifted_root
+
+
+class _LowRankSum(PsdSumLinearOperator):
+    """A sum whose probes and gradients GPyTorch asks for, outside of any block of ours."""
+
+    @full_float32()
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        return super().zero_mean_mvn_samples(num_samples)
+
+    @full_float32()
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        return super()._bilinear_derivative(left_vecs, right_vecs)
 
 
 def low_rank_operator(
@@ -21,9 +34,9 @@ def low_rank_operator(
     basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
     if not coefficients.size(-1):
         assert root is not None
-        return PsdSumLinearOperator(RootLinearOperator(root.to(dtype)), diagonal)
+        return _LowRankSum(RootLinearOperator(root.to(dtype)), diagonal)
     scale = DiagLinearOperator(lifted_root(coefficients).to(dtype))
     parts = [RootLinearOperator(MatmulLinearOperator(basis, scale))]
     if root is not None:
         parts.append(RootLinearOperator(root.to(dtype)))
-    return PsdSumLinearOperator(*parts, diagonal)
+    return _LowRankSum(*parts, diagonal)

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from gpytorch_gaps.operators._joint_draws import JointDraws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.progress import with_bar
 from gpytorch_gaps.solvers.choose import expecting
 
 
+@full_float32()
 def pathwise_draws(
     parts: PosteriorParts, count: int, generator: torch.Generator | None = None, what: str = "samples"
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import NotConvergedWarning, SolveReport
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
 from gpytorch_gaps.solvers.solve import solve_system
@@ -81,6 +82,7 @@ class KrylovResult:
         return self.solution if self.lanczos is None else (self.solution, self.lanczos.to(self.solution.dtype))
 
 
+@full_float32()
 def krylov_solve(
     matmul: Callable[[Tensor], Tensor],
     rhs: Tensor,

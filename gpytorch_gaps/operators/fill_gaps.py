@@ -17,6 +17,7 @@ from gpytorch_gaps.logdet.stochastic import log_quadrature
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_noise, check_factors, check_index
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import krylov_solve
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
 from gpytorch_gaps.solvers.memo import Memo
 
@@ -49,6 +50,7 @@ class FillGapsOperator(KroneckerFactorsOperator):
     def _eigen(self) -> KroneckerEigen:
         return self.memo.get("eigen", self.factors, lambda: kron_eigh(self.factors))
 
+    @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         grid = spread_cells(columns, self.gap_index, self.num_cells)

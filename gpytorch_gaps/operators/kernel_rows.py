@@ -10,6 +10,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.precision import full_float32
 
 
 class KernelRowsOperator(LinearOperator):
@@ -59,6 +60,7 @@ class KernelRowsOperator(LinearOperator):
             rows = slice(start, start + size)
             yield rows, Module.__call__(self.kernel, self.x1[..., rows, :], self.x2, **self.params)
 
+    @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         if self.transposed:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.precision import full_float32
 
 
 class KhatriRaoOperator(KroneckerFactorsOperator):
@@ -52,6 +53,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         sizes = (self.factors[0].size(-2), len(self.col_index))
         return torch.Size((*self._factor_batch_shape(), *(reversed(sizes) if self.transposed else sizes)))
 
+    @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         if self.transposed:

@@ -14,6 +14,7 @@ from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_noise, check_factors, check_index
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.precision import full_float32
 
 
 class PenalizedGapsOperator(KroneckerFactorsOperator):
@@ -49,6 +50,7 @@ class PenalizedGapsOperator(KroneckerFactorsOperator):
         gaps = torch.zeros(self.num_cells, dtype=self.dtype, device=self.device)
         return gaps.index_fill(0, self.gap_index, self.penalty) + self.noise
 
+    @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         result = kron_matmul(self.factors, columns) + self._added_diagonal().unsqueeze(-1) * columns

@@ -14,6 +14,7 @@ from gpytorch_gaps.functions.kernel_root import directions, kernel_root
 from gpytorch_gaps.operators._pathwise import pathwise_draws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts, PredictionPoints
 from gpytorch_gaps.operators._variance import variance_in_force
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import one_report
 
 
@@ -74,6 +75,7 @@ class PosteriorCovarianceOperator(LinearOperator):
             return NoisyPosteriorCovarianceOperator(self, other)
         return super().__add__(other)
 
+    @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         parts = self.parts
@@ -82,6 +84,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     @cached(name="posterior_variance")
+    @full_float32()
     def _diagonal(self) -> Tensor:
         with self.snapshot.restored():
             return variance_in_force(self.parts)
@@ -94,6 +97,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         return PosteriorCovarianceOperator(part.prior, part.cross, part.train, self.snapshot, part.points)
 
     @cached
+    @full_float32()
     def to_dense(self) -> Tensor:
         parts, prior = self.parts, to_dense(self.parts.prior)
         with self.snapshot.restored():
@@ -107,6 +111,7 @@ class PosteriorCovarianceOperator(LinearOperator):
 
     # -- draws -------------------------------------------------------------------------------------------------------
 
+    @full_float32()
     def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Exact draws, reparametrized: by conditioning draws of the prior or, of a few points, by a dense root.
 

@@ -20,6 +20,7 @@ from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
 from gpytorch_gaps.operators._solve import krylov_solve
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.solvers.memo import Memo
 
 
@@ -73,6 +74,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         """Whether rows and columns are the same cells."""
         return self.row_shape == self.col_shape and same_cells(self.row_index, self.col_index)
 
+    @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
@@ -83,6 +85,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
         return self.memo.get("eigen of", self.factors, dict)
 
+    @full_float32()
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         """Of smooth kernels by way of their roots, where these are known from a solve; else as upstream."""
         eigen = if_thin(self.shared_eigen().get("eigen"))

@@ -28,6 +28,7 @@ from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.choose import planned_columns
@@ -62,6 +63,14 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
     def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
         return self + as_diagonal(self, diag)
+
+    @full_float32()
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return super()._matmul(rhs)
+
+    @full_float32()
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        return super()._bilinear_derivative(left_vecs, right_vecs)
 
     @cached(name="kronecker_terms")
     def kronecker_terms(self) -> list[SelectedKroneckerOperator]:
@@ -169,6 +178,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             start,
         )
 
+    @full_float32()
     def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
         system, start = self._system(), 1.0
         if guess is not None:
@@ -268,6 +278,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             method = "exact" if plan.method == "cholesky" else "stochastic"
         return method, "data"
 
+    @full_float32()
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
         matrix = self._linear_op.to_dense().double() + torch.diag_embed(self._noise_diagonal().double())
         value = dense_logdet(matrix).to(self.dtype)

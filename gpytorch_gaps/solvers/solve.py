@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import SolveReport, report_solve
 from gpytorch_gaps.solvers.choose import (
     Plan,
@@ -37,6 +38,7 @@ ADVICE = {
 }
 
 
+@full_float32()
 def solve_system(
     system: GapSystem,
     rhs: Tensor,
