@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.distributed.ranks import Ranks
+
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Writes beside `path`, and takes its place once everything is on disk."""
@@ -55,27 +57,49 @@ class GrowingArray:
 
     How far it has grown is in ``<path>.partial.json``, with the name of what it grows into: one that goes by the same
     name goes on from there, any other starts afresh.
+
+    :param rows: of the first axis, which this rank writes; the file is on a file system that all ranks share.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: str, name: str) -> None:
-        require_place("output", path)
-        self.path, self._name = path, f"{name} {shape} {dtype}"
-        self._partial, self._record = (path.with_name(path.name + end) for end in (".partial", ".partial.json"))
-        self.rows = 0
-        self._array = self._array_of_before(shape, dtype)
-        if self._array is None:
-            self._record.unlink(missing_ok=True)  # first: a record must never outlive what it is of
-            self._array = np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: str,
+        name: str,
+        rows: slice | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks = ranks = ranks or Ranks()
+        self._rows = rows or slice(0, shape[0])
+        self.path, self._name = path, f"{name} {shape} {dtype} {self._rows.start} to {self._rows.stop}"
+        self._partial = path.with_name(path.name + ".partial")
+        self._record = self._record_of(ranks.rank)
+        self.rows = self._rows.start  # up to which the file has grown
+        self._array: np.ndarray | None = None
+        # one that has nothing of before makes the file anew, for all
+        found = ranks.together("looking for its output", lambda: self._array_of_before(shape, dtype))
+        if all(ranks.gather(found is not None, "looking for its output")):
+            self._array = found
+            return
+        del found
+        self.rows = self._rows.start
+        ranks.together("making its output", lambda: self._make(shape, dtype))
+        self._array = ranks.together("opening its output", self._open)
+
+    def _record_of(self, rank: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.partial{f'.{rank}' if rank else ''}.json")
 
     def _array_of_before(self, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
         """What a run before has written under the same name, if it is all there."""
+        require_place("output", self.path)
         try:
             record = json.loads(self._record.read_text())
             rows = record["rows"]
-            if record["name"] != self._name or type(rows) is not int or not 0 < rows <= shape[0]:
+            if record["name"] != self._name or type(rows) is not int or not self._rows.start < rows <= self._rows.stop:
                 return None
             size = self._partial.stat().st_size  # opened to be written to, a file that was cut off grows back, as zeros
-            array = np.lib.format.open_memmap(self._partial, "r+")
+            array = self._open()
             whole = self._partial.stat().st_size == size and array.shape == shape and array.dtype == np.dtype(dtype)
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
@@ -83,6 +107,22 @@ class GrowingArray:
             return None
         self.rows = rows
         return array
+
+    def _make(self, shape: tuple[int, ...], dtype: str) -> None:
+        self._record.unlink(missing_ok=True)  # first: a record must never outlive what it is of
+        if self._ranks.leads:
+            np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
+
+    def _open(self) -> np.ndarray:
+        try:
+            return np.lib.format.open_memmap(self._partial, "r+")
+        except FileNotFoundError as error:
+            if self._ranks.leads:
+                raise
+            raise ValueError(
+                f"output: {self._partial} was made by rank 0, and is not here; expected a file system that all ranks "
+                "share"
+            ) from error
 
     def append(self, slab: np.ndarray) -> None:
         """On disk before it counts."""
@@ -95,11 +135,19 @@ class GrowingArray:
 
     def finish(self) -> None:
         """Puts the file where it belongs, if it is whole."""
+        self._ranks.together("writing its slices", self._close)
+        self._ranks.together("putting the output in its place", self._place)
+
+    def _close(self) -> None:
         assert self._array is not None
-        if self.rows != len(self._array):
-            raise ValueError(f"{self.path}: {self.rows} slices are written, expected {len(self._array)}")
+        if self.rows != self._rows.stop:
+            written, expected = self.rows - self._rows.start, self._rows.stop - self._rows.start
+            raise ValueError(f"{self.path}: {written} slices are written, expected {expected}")
         self._array = None
         with self._partial.open("rb+") as stream:
             os.fsync(stream.fileno())
-        os.replace(self._partial, self.path)
+
+    def _place(self) -> None:
+        if self._ranks.leads:
+            os.replace(self._partial, self.path)
         self._record.unlink(missing_ok=True)

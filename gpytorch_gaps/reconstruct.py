@@ -2,14 +2,17 @@
 
 Values are read once. Of the grid nothing is kept but its mask, a byte a cell; what is solved for are the weights of the
 kernel's own eigenvectors (:mod:`gpytorch_gaps.solvers.weight_space`), from which the mean follows anywhere.
+
+Several processes share a grid by slices of its first axis: each reads, masks and writes its own, and what goes between
+them are weights (:mod:`gpytorch_gaps.solvers.weights`).
 """
 
+import copy
 import math
-import numbers
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +23,21 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.distributed.agreement import same_basis
+from gpytorch_gaps.distributed.ranks import Ranks, Traffic, shares, size_of
 from gpytorch_gaps.files import GrowingArray, digest, refuse_directory
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.kronecker.selection import unravel
-from gpytorch_gaps.kronecker.tiles import MaskedGrid
-from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.progress import with_bar
-from gpytorch_gaps.reconstruct_inputs import (
-    checked_kernels,
-    checked_paths,
-    grid_and_slabs,
-    kernel_matrix,
-    number,
-    positive,
-)
+from gpytorch_gaps.reconstruct_inputs import Problem
+from gpytorch_gaps.reconstruct_read import read_slabs
 from gpytorch_gaps.reports import SolveReport, report_solve
-from gpytorch_gaps.slabs import Slabs
 from gpytorch_gaps.solvers.weight_space import WeightSolution, WeightSolver, WeightSpace
+from gpytorch_gaps.solvers.weights import Weights, WeightsInParts, weights_for
 from gpytorch_gaps.weight_checkpoint import WeightCheckpoint
 
-_SLAB = 2**22  # numbers that are projected, or written, at a time
+_SLAB = 2**22  # numbers that are written at a time
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
 
 
@@ -62,17 +58,26 @@ class ReconstructionReport(SolveReport):
     basis_size: int = 0
     read_seconds: float = 0.0
     setup_seconds: float = 0.0
+    num_processes: int = 1
+    traffic: Traffic = field(default_factory=Traffic)
+    """What this rank handed to the others, from the beginning to the end of the solve."""
+    bytes_per_iteration: float = 0.0
+    """Of that, in the solve, an iteration."""
 
     def __repr__(self) -> str:
         return f"<ReconstructionReport {self}>"
 
     def __str__(self) -> str:
         grid = " x ".join(map(str, self.shape))
+        shared = ""
+        if self.num_processes > 1:
+            sent = size_of(self.bytes_per_iteration)
+            shared = f"; {self.num_processes} processes, each of which sent {sent} an iteration ({self.traffic})"
         return (
             f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "
             f"which leave out {self.kernel_error:.1e} of the noise; {super().__str__()}; that is "
             f"{self.system_residual:.1e} in the original system; reading took {self.read_seconds:.3g} s, the basis "
-            f"{self.setup_seconds:.3g} s"
+            f"{self.setup_seconds:.3g} s{shared}"
         )
 
 
@@ -90,6 +95,7 @@ def reconstruct(
     checkpoint: str | Path | None = None,
     output: str | Path | None = None,
     progress: bool = True,
+    group: Any = None,
 ) -> "Reconstruction":
     """The posterior mean of ``y = f + noise`` on a grid with gaps, f a GP with a product kernel.
 
@@ -107,101 +113,126 @@ def reconstruct(
     :param checkpoint: a file from which the same call goes on where it was stopped.
     :param output: an ``.npy`` file that the mean is written to. It is there once it is whole; until then
         ``<output>.partial`` and ``<output>.checkpoint`` let the same call go on where it was stopped.
+    :param group: of ``torch.distributed``, such as :func:`gpytorch_gaps.distributed.process_group` gives: its members
+        make the same call, share the work by slices of the first axis, and get the same mean. An array is that of the
+        whole grid, of which each reads its slices; an iterable gives the slabs of those (`distributed.own_slices`).
+        Files are on a file system that all share.
 
     Cost: some ten sweeps over the grid of ``4 M r`` FLOPs, r the rank of the longest axis, where gaps are scattered.
     A kernel that does not truncate keeps all its eigenvectors: weights then take the memory of the grid, several times.
     """
-    variance = positive("noise", noise, "variance")
-    tolerance, memory = positive("tolerance", tolerance), positive("memory", memory)
-    system_tolerance = None if system_tolerance is None else positive("system_tolerance", system_tolerance)
-    mean = number("mean", mean)
-    if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
-        raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
-    grid, slabs = grid_and_slabs(values, axes)
-    owned = checked_kernels(kernels, len(grid.shape))
-    target, checkpoint = checked_paths(output, checkpoint)
-    with torch.no_grad(), settings.progress(progress):
+    ranks = Ranks(group)
+    problem = ranks.together(
+        "checking what it was given",
+        lambda: Problem(
+            values, axes, kernels, noise, mean, tolerance, system_tolerance, max_iterations, memory, checkpoint, output
+        ),
+    )
+    if ranks.size > 1:
+        problem.share(values, ranks)
+    grid, slabs, target = problem.grid, problem.slabs, problem.output
+    with torch.no_grad(), settings.progress(progress if ranks.leads else False):
         started = time.perf_counter()
-        factors = [kernel_matrix(axis, *pair) for axis, pair in enumerate(zip(owned, grid.axes, strict=True))]
-        # the original residual sees what is dropped, and is to be reached
-        asked = tolerance if system_tolerance is None else min(tolerance, 0.1 * system_tolerance)
-        basis = truncated_eigh(factors, asked * variance, keep_rounded=system_tolerance is not None)
+        basis = same_basis(ranks.together("decomposing the kernels", problem.basis), ranks)
         setup = time.perf_counter() - started
-        space, rhs, norm = _read(slabs, basis, variance, mean)
+        rows = shares(grid.shape[0], ranks.size, slabs.chunk)
+        weights = weights_for(basis, ranks, rows)
+        slabs.rows = weights.own_rows
+        space, rhs, norm = read_slabs(slabs, weights, problem.noise, problem.mean)
         read = time.perf_counter() - started - setup
-        state = WeightCheckpoint(checkpoint, basis, variance, rhs)
+        state = WeightCheckpoint(problem.checkpoint, weights, problem.noise, rhs)
         solver = WeightSolver(
             space,
             rhs,
             norm,
-            tolerance=tolerance,
-            system_tolerance=system_tolerance,
+            tolerance=problem.tolerance,
+            system_tolerance=problem.system_tolerance,
             max_iterations=max_iterations,
-            memory=memory,
+            memory=problem.memory,
             watch=state.watch,
         )
-        begun = time.perf_counter()
+        begun, sent = time.perf_counter(), ranks.traffic.total
         found = solver.solve(state.start, state.iterations)
+        sent = ranks.traffic.total - sent
         state.save(found.weights, found.iterations, done=found.converged)
-        report = _report(space, found, time.perf_counter() - begun, tolerance, setup, read)
-        advice = _ADVICE
-        if system_tolerance is not None and report.worst_residual <= tolerance:
-            advice = (
-                f"a larger system_tolerance: the residual of the original system is {report.system_residual:.1e} where "
-                f"{system_tolerance:.1e} was asked for, which rounding may forbid"
-            )
-        report_solve(report, advice)
-        if report.kernel_error > 1.0:
-            warnings.warn(
-                f"the kernel is known to {report.kernel_error:.1e} times the noise only: float64 does not resolve "
-                "eigenvalues as small as the noise. Try: more noise, or a rougher kernel.",
-                NumericalWarning,
-                stacklevel=2,
-            )
-        result = Reconstruction(grid, owned, basis, found.weights, mean, slabs.dtype, report)
+        report = _report(space, found, time.perf_counter() - begun, problem.tolerance, setup, read, sent)
+        _tell(report, problem.system_tolerance)
+        result = Reconstruction(grid, problem.kernels, weights, found.weights, problem.mean, slabs.dtype, report)
         if target is not None:
             result.write(target)
             if report.converged:
-                state.remove()
+                ranks.together("removing its checkpoint", state.remove)
     return result
+
+
+def _tell(report: ReconstructionReport, system_tolerance: float | None) -> None:
+    """Reports, and warns of what was not reached."""
+    advice = _ADVICE
+    if system_tolerance is not None and report.worst_residual <= report.tolerance:
+        advice = (
+            f"a larger system_tolerance: the residual of the original system is {report.system_residual:.1e} where "
+            f"{system_tolerance:.1e} was asked for, which rounding may forbid"
+        )
+    report_solve(report, advice)
+    if report.kernel_error > 1.0:
+        warnings.warn(
+            f"the kernel is known to {report.kernel_error:.1e} times the noise only: float64 does not resolve "
+            "eigenvalues as small as the noise. Try: more noise, or a rougher kernel.",
+            NumericalWarning,
+            stacklevel=3,
+        )
 
 
 class Reconstruction:
     """The posterior mean ``f = mean + Phi w`` of a grid, given out in parts.
 
     `shape`, `dtype` (that of the values), `report`, and `weights`, a box with one axis for each axis of the grid.
+
+    Where several processes have made it, `rows` are the slices of the first axis that are this one's. It can give
+    others too, but where the kernel does not truncate: the weights of one axis are then spread over all of them.
     """
 
     def __init__(
         self,
         grid: CartesianGrid,
         kernels: Sequence[Kernel | Tensor],
-        basis: TruncatedEigen,
+        layout: Weights,
         weights: Tensor,
         mean: float,
         dtype: torch.dtype,
         report: ReconstructionReport,
     ) -> None:
         self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
-        self._grid, self._kernels, self._basis = grid, kernels, basis
+        self.rows = (layout.own_rows.start, layout.own_rows.stop)
+        self._grid, self._kernels, self._basis, self._ranks = grid, kernels, layout.basis, layout.ranks
+        self._half: Tensor | None = None  # (Phi_1 w) at own slices
+        if isinstance(layout, WeightsInParts):
+            self._half = layout.expand_first(self._basis.vectors[0], weights).flatten(1)
 
     def __repr__(self) -> str:
         return f"<Reconstruction {self.report}>"
 
     def slab(self, start: int, stop: int) -> Tensor:
         """The mean at slices `start` to `stop` of the first axis. shape: (stop - start, m_2, .., m_d)"""
-        if not 0 <= start <= stop <= self.shape[0]:
-            raise ValueError(f"slab: got {start} to {stop}, expected slices from 0 to {self.shape[0]}")
-        first, *others = self._basis.vectors
+        first, last = (0, self.shape[0]) if self._half is None else self.rows
+        if not first <= start <= stop <= last:
+            raise ValueError(f"slab: got {start} to {stop}, expected slices from {first} to {last}")
+        others = self._basis.vectors[1:]
         result = torch.empty(stop - start, *self.shape[1:], dtype=self.dtype, device=self.weights.device)
-        lead = self.weights.reshape(first.size(-1), -1)
         step = max(1, _SLAB // math.prod(self.shape[1:]))
         for at in range(start, stop, step):
             rows = slice(at, min(at + step, stop))
-            part = (first[rows] @ lead).unsqueeze(-1)  # shape: (k, r_2 .. r_d, 1)
+            part = self._lead(rows).unsqueeze(-1)
             part = kron_matmul(others, part) if others else part
             result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + self.mean
         return result
+
+    def _lead(self, rows: slice) -> Tensor:
+        """``Phi_1 w`` at some slices. shape: (k, r_2 .. r_d)"""
+        if self._half is not None:
+            return self._half[rows.start - self.rows[0] : rows.stop - self.rows[0]]
+        first = self._basis.vectors[0]
+        return first[rows] @ self.weights.reshape(first.size(-1), -1)
 
     def at(self, points: ArrayLike | Tensor) -> Tensor:
         """The mean at any points, on the grid or off it. shape: (Q, D) -> (Q,)
@@ -214,6 +245,10 @@ class Reconstruction:
             raise ValueError(f"points: got shape {tuple(x.shape)}, expected (Q, {self._grid.num_columns})")
         if not bool(x.isfinite().all()):
             raise ValueError("points: got NaN or infinite coordinates, expected finite ones")
+        if self._half is not None:
+            raise ValueError(
+                "points: the weights are spread over several processes, expected a kernel that truncates, or slab()"
+            )
         kernels = [kernel for kernel in self._kernels if not isinstance(kernel, Tensor)]
         if len(kernels) < len(self._kernels):
             raise ValueError("points: an axis was given by a matrix, expected kernels, to be evaluated off the grid")
@@ -235,61 +270,37 @@ class Reconstruction:
         """Writes the mean as an ``.npy`` file, slab by slab.
 
         The file appears once it is whole. Until then there is ``<path>.partial``, from which a call for the same
-        reconstruction goes on.
+        reconstruction goes on. Several processes write their slices each, and all have to call.
         """
         refuse_directory("path", Path(path))
         name = digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
         kind = "float32" if self.dtype == torch.float32 else "float64"
-        file = GrowingArray(Path(path), tuple(self.shape), kind, name)
+        (start, end), ranks = self.rows, self._ranks
+        file = GrowingArray(Path(path), tuple(self.shape), kind, name, slice(start, end), ranks)
         step = max(1, 4 * _SLAB // math.prod(self.shape[1:]))
-        with with_bar(None, f"writing {Path(path).name}", total=self.shape[0], unit="slice") as bar:
-            bar.update(file.rows)
-            while file.rows < self.shape[0]:
-                stop = min(file.rows + step, self.shape[0])
-                bar.update(stop - file.rows)
-                file.append(self.slab(file.rows, stop).cpu().numpy())
+
+        def pieces() -> Iterator[None]:
+            with with_bar(None, f"writing {Path(path).name}", total=end - start, unit="slice") as bar:
+                bar.update(file.rows - start)
+                while file.rows < end:
+                    stop = min(file.rows + step, end)
+                    bar.update(stop - file.rows)
+                    file.append(self.slab(file.rows, stop).cpu().numpy())
+                    yield
+
+        with settings.progress(settings.progress.value() and ranks.leads):
+            ranks.in_step("writing its slices", pieces())
         file.finish()
 
 
-def _read(slabs: Slabs, basis: TruncatedEigen, noise: float, mean: float) -> tuple[WeightSpace, Tensor, float]:
-    """One pass over the values: the mask, ``Phi' W' (y - mean)`` and its ``|y - mean|``."""
-    first, *others = basis.vectors
-    transposed = [vectors.mT for vectors in others]
-    rest, device = slabs.shape[1:], first.device
-    observed = torch.empty(slabs.shape, dtype=torch.bool, device=device)
-    rhs, square = first.new_zeros(first.size(-1), math.prod(basis.ranks[1:])), 0.0
-    step = max(1, _SLAB // math.prod(rest))
-    with with_bar(None, "reading", total=slabs.shape[0], unit="slice") as bar:
-        for start, slab in slabs:
-            for at in range(0, len(slab), step):
-                part = slab[at : at + step].to(device)
-                rows = slice(start + at, start + at + len(part))
-                torch.logical_not(part.isnan(), out=observed[rows])
-                y = part.to(torch.float64, copy=True).sub_(mean)
-                y.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
-                y = y.reshape(len(part), -1, 1)
-                projected = kron_matmul(transposed, y) if others else y
-                rhs.addmm_(first[rows].mT, projected.reshape(len(part), -1))
-                size = float(y.square().sum())
-                if not math.isfinite(size):
-                    largest = unravel(y.abs().flatten().argmax(), (len(part), *rest))
-                    where = tuple(int(position) for position in largest)
-                    what = (
-                        "infinite" if bool(part[where].isinf()) else f"{float(part[where])}, whose square is infinite"
-                    )
-                    where = (where[0] + rows.start, *where[1:])
-                    raise ValueError(f"values: entry {where} is {what}; expected finite values, or NaN for gaps")
-                square += size
-            bar.update(len(slab))
-    grid = MaskedGrid(observed)
-    space = WeightSpace(grid, basis, noise)
-    if not space.num_train:
-        raise ValueError(f"values: got {grid.num_cells} entries, all of them gaps; expected at least one observation")
-    return space, rhs.view(basis.ranks) * (basis.products > 0), math.sqrt(square)
-
-
 def _report(
-    space: WeightSpace, found: WeightSolution, seconds: float, tolerance: float, setup: float, read: float
+    space: WeightSpace,
+    found: WeightSolution,
+    seconds: float,
+    tolerance: float,
+    setup: float,
+    read: float,
+    sent: int,
 ) -> ReconstructionReport:
     return ReconstructionReport(
         method="spectral",
@@ -310,7 +321,10 @@ def _report(
         shape=space.basis.shape,
         num_train=space.num_train,
         ranks=space.basis.ranks,
-        basis_size=space.basis.size,
+        basis_size=space.weights.size,
         read_seconds=read,
         setup_seconds=setup,
+        num_processes=space.weights.ranks.size,
+        traffic=copy.deepcopy(space.weights.ranks.traffic),
+        bytes_per_iteration=sent / max(1, found.iterations),
     )

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpytorch_gaps.files import refuse_directory, require_place
+from gpytorch_gaps.distributed.agreement import describe_kernel, describe_values
+from gpytorch_gaps.distributed.ranks import Ranks
+from gpytorch_gaps.files import digest, refuse_directory, require_place
 from gpytorch_gaps.grid import CartesianGrid, read
+from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.slabs import Slabs
 
 
@@ -108,3 +113,61 @@ def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
     if bool(matrix.diagonal().amin() < 0):
         raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
     return matrix
+
+
+class Problem:
+    """What `reconstruct` is given, checked."""
+
+    def __init__(
+        self,
+        values: Any,
+        axes: Sequence[ArrayLike | Tensor | None] | None,
+        kernels: Sequence[Kernel | Tensor],
+        noise: float | Tensor,
+        mean: float,
+        tolerance: float,
+        system_tolerance: float | None,
+        max_iterations: Any,
+        memory: float,
+        checkpoint: str | Path | None,
+        output: str | Path | None,
+    ) -> None:
+        self.noise, self.mean = positive("noise", noise, "variance"), number("mean", mean)
+        self.tolerance, self.memory = positive("tolerance", tolerance), positive("memory", memory)
+        self.system_tolerance = None if system_tolerance is None else positive("system_tolerance", system_tolerance)
+        if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
+            raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
+        self.max_iterations = int(max_iterations)
+        self.grid, self.slabs = grid_and_slabs(values, axes)
+        self.kernels = checked_kernels(kernels, len(self.grid.shape))
+        self.output, self.checkpoint = checked_paths(output, checkpoint)
+
+    def share(self, values: Any, ranks: Ranks) -> None:
+        """Refuses ranks that were given something else, and more ranks than there are slices."""
+        content = ranks.together("looking at its values", lambda: describe_values(values))
+        ranks.require_same(
+            {
+                "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
+                **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
+                **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
+                **{
+                    name: getattr(self, name)
+                    for name in ("noise", "mean", "tolerance", "system_tolerance", "max_iterations", "memory")
+                },
+                "output": str(self.output),
+                "checkpoint": str(self.checkpoint),
+            }
+        )
+        if self.grid.shape[0] < ranks.size:
+            raise ValueError(
+                f"values: got {self.grid.shape[0]} slices along the first axis for {ranks.size} ranks, expected one "
+                "for each at least; put a longer axis first, or take fewer ranks"
+            )
+
+    def basis(self) -> TruncatedEigen:
+        factors = [
+            kernel_matrix(axis, *pair) for axis, pair in enumerate(zip(self.kernels, self.grid.axes, strict=True))
+        ]
+        # the original residual sees what is dropped, and is to be reached
+        asked = self.tolerance if self.system_tolerance is None else min(self.tolerance, 0.1 * self.system_tolerance)
+        return truncated_eigh(factors, asked * self.noise, keep_rounded=self.system_tolerance is not None)

@@ -17,6 +17,9 @@ class Slabs:
     An array may be a ``numpy.memmap``, or of zarr, HDF5 or dask: only the slab that is asked for is read. An iterable
     gives arrays of shape (k, m_2, .., m_d), for any k, in the order of the first axis, and is gone through once.
     Gaps are NaN, or masked in a NumPy masked array.
+
+    Where several ranks share a grid, each goes through `rows` of the first axis only, and reads nothing else: an array
+    is that of the whole grid, an iterable gives the slabs of these rows.
     """
 
     def __init__(self, values: Any, shape: Sequence[int] | None) -> None:
@@ -37,10 +40,21 @@ class Slabs:
         some = values[0] if own is None and isinstance(values, Sequence) and len(values) else values
         kind = getattr(some, "dtype", None)
         self.dtype = torch.float64 if kind is None else _floating(kind)
+        self.rows = slice(0, self.shape[0])
+
+    @property
+    def chunk(self) -> int:
+        """Slices that are stored, and read, together."""
+        chunks = getattr(self._values, "chunks", None)  # of zarr and HDF5 a number an axis, of dask one a block
+        first = chunks[0] if isinstance(chunks, tuple) and len(chunks) == len(self.shape) else 1
+        first = first[0] if isinstance(first, tuple) and first else first
+        return first if isinstance(first, int) and first > 0 else 1
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         """The first slice of each slab, and the slab. shape: (k, m_2, .., m_d)"""
-        rest, start = self.shape[1:], 0
+        rest, start = self.shape[1:], self.rows.start
+        count = self.rows.stop - self.rows.start
+        expected = "the length of axis 0" if count == self.shape[0] else f"those from {self.rows.start} on"
         for part in self._parts():
             slab = _as_tensor(part)
             if slab.dim() != len(self.shape) or tuple(slab.shape[1:]) != rest:
@@ -48,20 +62,20 @@ class Slabs:
                     f"values: the slab that begins at slice {start} has shape {tuple(slab.shape)}, expected (k, "
                     f"{', '.join(map(str, rest))})"
                 )
-            if start + len(slab) > self.shape[0]:
-                raise ValueError(f"values: got more than {self.shape[0]} slices, expected as many as axis 0 is long")
+            if start + len(slab) > self.rows.stop:
+                raise ValueError(f"values: got more than {count} slices, expected {count}: {expected}")
             yield start, slab
             start += len(slab)
-        if start != self.shape[0]:
-            raise ValueError(f"values: got {start} slices, expected {self.shape[0]}, the length of axis 0")
+        if start != self.rows.stop:
+            raise ValueError(f"values: got {start - self.rows.start} slices, expected {count}, {expected}")
 
     def _parts(self) -> Iterator[Any]:
         if not self._sliced:
             yield from self._values
             return
         step = max(1, _NUMBERS // math.prod(self.shape[1:]))
-        for start in range(0, self.shape[0], step):
-            yield self._values[start : start + step]
+        for start in range(self.rows.start, self.rows.stop, step):
+            yield self._values[start : min(start + step, self.rows.stop)]
 
 
 def _as_tensor(part: Any) -> Tensor:

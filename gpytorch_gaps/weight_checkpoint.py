@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.distributed.ranks import Ranks
 from gpytorch_gaps.files import save_whole
-from gpytorch_gaps.kronecker.truncated import TruncatedEigen
+from gpytorch_gaps.solvers.weights import Weights, WeightsInParts
 
 _SAVE_EVERY = 10.0  # seconds between checkpoints
 _FORMAT = 1
@@ -15,18 +16,48 @@ _KEYS = {"format", "noise", "eigenvalues", "rhs", "weights", "iterations"}
 
 
 class WeightCheckpoint:
-    """The last weights, in a file, with what tells whether they belong to this problem."""
+    """The last weights, in a file, with what tells whether they belong to this problem.
 
-    def __init__(self, path: Path | None, basis: TruncatedEigen, noise: float, rhs: Tensor) -> None:
-        self.path, self.start, self.iterations = path, None, 0
-        self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": basis.products.cpu(), "rhs": rhs.cpu()}
+    Weights that every rank has are the first one's to keep; those in parts are kept in a file each.
+    """
+
+    def __init__(self, path: Path | None, weights: Weights, noise: float, rhs: Tensor) -> None:
+        ranks = weights.ranks
+        self.start: Tensor | None = None
+        self.iterations = 0
+        in_parts = isinstance(weights, WeightsInParts)
+        self.path = path if path is None or not in_parts else part_of(path, ranks)
+        keeps = path is not None and (in_parts or ranks.leads)
         self._saved = time.perf_counter()
+        self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": weights.products, "rhs": rhs}
+        if keeps:
+            self._problem.update(eigenvalues=weights.products.cpu(), rhs=rhs.cpu())
+        found = ranks.together("reading its checkpoint", lambda: self._of_before(path, ranks) if keeps else None)
+        if not keeps:
+            self.path = None
         if path is None:
             return
-        if path.exists():
-            self.start = self._read(path).to(rhs.device)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        all_found = ranks.gather((found is not None, self.iterations), "the checkpoint")
+        if in_parts and not all(there for there, _ in all_found):
+            self.iterations = 0  # weights of some are no start
+            return
+        if all_found[0][0]:
+            self.iterations = all_found[0][1]
+            self.start = torch.empty_like(rhs) if found is None else found.to(rhs.device)
+            if not in_parts:
+                ranks.broadcast(self.start, "the checkpoint")
+
+    def _of_before(self, path: Path | None, ranks: Ranks) -> Tensor | None:
+        assert self.path is not None
+        assert path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        others = [other.name for other in path.parent.glob(f"{path.name}.*of*") if not other.match(f"*of{ranks.size}")]
+        if others and self.path != path:
+            raise ValueError(
+                f"checkpoint: found {others[0]}, of another number of ranks; expected one written by {ranks.size}. "
+                "Move it away to start afresh"
+            )
+        return self._read(self.path) if self.path.exists() else None
 
     def _read(self, path: Path) -> Tensor:
         advice = "expected one written by reconstruct; move it away to start afresh"
@@ -64,3 +95,8 @@ class WeightCheckpoint:
     def remove(self) -> None:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def part_of(path: Path, ranks: Ranks) -> Path:
+    """Where a rank keeps its part of what is too large for one."""
+    return path.with_name(f"{path.name}.{ranks.rank}of{ranks.size}")

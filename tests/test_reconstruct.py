@@ -21,7 +21,7 @@ from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKerne
 from linear_operator.utils.warnings import NumericalWarning
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps import NotConvergedWarning, ReconstructionReport, SolveReport, record_solves
+from gpytorch_gaps import NotConvergedWarning, ReconstructionReport, SolveReport, reconstruct_inputs, record_solves
 from gpytorch_gaps.files import GrowingArray
 from tests import _dense as dense
 
@@ -1079,7 +1079,7 @@ def test_weights_that_cannot_be_right_are_not_started_from(tmp_path, damage):
 
 
 def test_places_that_cannot_be_written_to_are_found_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "truncated_eigh", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(reconstruct_inputs, "truncated_eigh", lambda *_: pytest.fail("work was done"))
     with pytest.raises(ValueError, match=f"output: got the directory {tmp_path}"):
         small(output=tmp_path)
     with pytest.raises(ValueError, match=r"output: the directory of .* does not exist"):

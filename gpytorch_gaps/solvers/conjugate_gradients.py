@@ -94,14 +94,27 @@ def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator / denominator).nan_to_num_(0.0, 0.0, 0.0)
 
 
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    return torch.dot(first.view(-1), second.reshape(-1))
+
+
 class Descent:
     """Conjugate gradients for one right-hand side, a step at a time: three vectors, updated in place.
 
     `solution` and `residual` are those given; no number of it is read by the host.
+
+    :param dot: the inner product, where the vectors are parts of longer ones.
     """
 
-    def __init__(self, matmul: Closure, precondition: Closure | None, residual: Tensor, solution: Tensor) -> None:
-        self._matmul, self._precondition = matmul, precondition
+    def __init__(
+        self,
+        matmul: Closure,
+        precondition: Closure | None,
+        residual: Tensor,
+        solution: Tensor,
+        dot: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        self._matmul, self._precondition, self._dot = matmul, precondition, dot or _dot
         self.residual, self.solution = residual, solution
         self._direction: Tensor | None = None
         self._inner = residual.new_zeros(())
@@ -110,7 +123,7 @@ class Descent:
 
     def step(self) -> None:
         preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
-        inner = torch.dot(self.residual.view(-1), preconditioned.view(-1))
+        inner = self._dot(self.residual, preconditioned)
         if self._direction is None:
             own = preconditioned.data_ptr() != self.residual.data_ptr()
             self._direction = preconditioned if own else preconditioned.clone()
@@ -120,8 +133,7 @@ class Descent:
             self._direction.mul_(ratio).add_(preconditioned)
         self._inner = inner
         image = self._matmul(self._direction)
-        curvature = torch.dot(self._direction.view(-1), image.reshape(-1))
-        length = _quotient(inner, curvature)
+        length = _quotient(inner, self._dot(self._direction, image))
         self.steps.append(length)
         self.solution.addcmul_(self._direction, length)
         self.residual.addcmul_(image, length, value=-1.0)

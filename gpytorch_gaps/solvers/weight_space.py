@@ -16,19 +16,22 @@ few more of them reach.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gpytorch_gaps.kronecker.eigen import leading_products
 from gpytorch_gaps.kronecker.gram import structured_gram
-from gpytorch_gaps.kronecker.selection import unravel
+from gpytorch_gaps.kronecker.selection import product_at
 from gpytorch_gaps.kronecker.tiles import MaskedGrid, project_flops, sweep_flops
-from gpytorch_gaps.kronecker.truncated import TruncatedEigen
 from gpytorch_gaps.progress import LateBar
 from gpytorch_gaps.solvers.choose import expected_iterations
 from gpytorch_gaps.solvers.conjugate_gradients import Descent
 from gpytorch_gaps.solvers.rates import rates_of
+from gpytorch_gaps.solvers.shared_grid import SharedGrid
+from gpytorch_gaps.solvers.weights import Weights
 
 _WAIT = 10  # iterations after which their rate is told
 _MAX_PASSES = 12
@@ -41,17 +44,22 @@ _BLOCK_BYTES = 40.0  # held for each of the p^2 entries while the block is set u
 
 
 class WeightSpace:
-    """The system for one mask, one truncated kernel and one noise. Weights are boxes of shape (r_1, .., r_d)."""
+    """The system for one mask, one truncated kernel and one noise. Weights are boxes of shape (r_1, .., r_d).
 
-    def __init__(self, grid: MaskedGrid, basis: TruncatedEigen, noise: float) -> None:
-        self.grid, self.basis, self.noise = grid, basis, noise
+    :param grid: which cells are observed.
+    :param weights: which of the weights are here, and what ranks that share them have to tell each other.
+    """
+
+    def __init__(self, grid: MaskedGrid | SharedGrid, weights: Weights, noise: float) -> None:
+        self.grid, self.weights, self.basis, self.noise = grid, weights, weights.basis, noise
         self.num_train = grid.count()
-        self._kept = basis.products > 0
-        self.shift = torch.where(self._kept, noise / basis.products, 0.0)  # s2 T^-1
-        share = self.num_train / grid.num_cells
-        self.inverse = torch.where(self._kept, 1.0 / (self.shift + share), 0.0)
-        self._vectors = {torch.float64: basis.vectors}
-        self.product_flops = sweep_flops(basis.shape, basis.ranks)
+        self.products = weights.products
+        self._kept = self.products > 0
+        self.shift = torch.where(self._kept, noise / self.products, 0.0)  # s2 T^-1
+        self.share = self.num_train / grid.num_cells
+        self.inverse = torch.where(self._kept, 1.0 / (self.shift + self.share), 0.0)
+        self._vectors = {torch.float64: self.basis.vectors}
+        self.product_flops = sweep_flops(self.basis.shape, self.basis.ranks)
 
     def vectors(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         if dtype not in self._vectors:
@@ -68,7 +76,7 @@ class WeightSpace:
 
     def system_norm(self, residual: Tensor) -> float:
         """``|W Phi (T / s2) r|``: the size of a residual in the original system, ``(K_XX + s2 I) a = y``."""
-        scaled = residual * self.basis.products / self.noise
+        scaled = residual * self.products / self.noise
         return math.sqrt(self.grid.squared_norm(self.basis.vectors, scaled))
 
     def expected_iterations(self, tolerance: float) -> float:
@@ -77,40 +85,42 @@ class WeightSpace:
         ``Phi' W'W Phi`` then differs from ``N/M`` by a factor of ``1 +- q``, ``q = sqrt(gappiness * dimension / N)``
         at most, with the effective dimension ``sum T / (T + s2 M/N)``.
         """
-        share = self.num_train / self.grid.num_cells
-        dimension = float((self.basis.products / (self.basis.products + self.noise / share)).sum())
-        q = min(0.9, math.sqrt((1.0 - share) * dimension / self.num_train))
+        dimension = self.weights.number((self.products / (self.products + self.noise / self.share)).sum())
+        q = min(0.9, math.sqrt((1.0 - self.share) * dimension / self.num_train))
         return expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, tolerance)
 
     def expected_seconds(self, tolerance: float) -> float:
-        """The same on this machine."""
-        iterations, cells = self.expected_iterations(tolerance), self.grid.num_cells
+        """The same on this machine, which does a rank's part of it."""
+        iterations = self.expected_iterations(tolerance) / self.weights.ranks.size
+        cells = self.grid.num_cells
         narrow, wide = (rates_of(self.grid.device, dtype) for dtype in (torch.float32, torch.float64))
         inner = narrow.seconds(iterations * self.product_flops, iterations * 4.0 * _PASSES * cells, iterations * _CALLS)
         # one residual, and half of a sweep for that of the original system
-        return inner + wide.seconds(1.5 * self.product_flops, 1.5 * 8.0 * _PASSES * cells)
+        return inner + wide.seconds(1.5 * self.product_flops, 1.5 * 8.0 * _PASSES * cells) / self.weights.ranks.size
 
     def block_size(self, memory: float) -> int:
         """p: as many functions as have more variance than the noise, within so many bytes."""
-        wanted = int((self.basis.products > self.noise).sum())
-        return min(wanted, int(math.sqrt(memory / _BLOCK_BYTES)))
+        return min(self._above_noise, int(math.sqrt(memory / _BLOCK_BYTES)))
+
+    @cached_property
+    def _above_noise(self) -> int:
+        return int(self.weights.number((self.products > self.noise).sum()))
 
     def block_flops(self, rank: int) -> float:
         """Of setting up a :class:`LeadingBlock`."""
         if not rank:
             return math.inf
-        used = [len(torch.unique(axis)) for axis in self._leading(rank)[1]]
+        used = [len(torch.unique(axis)) for axis in self._leading(rank)]
         pairs = [columns * (columns + 1) // 2 for columns in used]
         return project_flops(self.basis.shape, pairs) + rank**3 / 3.0 + 20.0 * rank**2
 
-    def _leading(self, rank: int) -> tuple[Tensor, Tensor]:
-        """The `rank` functions of largest variance: where they are in the box, flat and by axis. shape: (d, p)"""
-        index = torch.topk(self.basis.products.flatten(), rank).indices
-        return index, torch.stack(unravel(index, self.basis.ranks))
+    def _leading(self, rank: int) -> Tensor:
+        """Where in the box the `rank` functions of largest variance are, by axis. shape: (d, p)"""
+        return leading_products(self.basis.values, rank)[1]
 
     def leading_block(self, rank: int) -> "LeadingBlock":
-        index, positions = self._leading(rank)
-        return LeadingBlock(self, index, structured_gram(self.basis.vectors, positions, self.grid.project))
+        positions = self._leading(rank)
+        return LeadingBlock(self, positions, structured_gram(self.basis.vectors, positions, self.grid.project))
 
 
 class LeadingBlock:
@@ -120,17 +130,22 @@ class LeadingBlock:
     an application.
     """
 
-    def __init__(self, space: WeightSpace, index: Tensor, gram: Tensor) -> None:
-        self._index, self._inverse = index, space.inverse
-        self._scale = space.inverse.flatten()[index].sqrt()
+    def __init__(self, space: WeightSpace, positions: Tensor, gram: Tensor) -> None:
+        self._inverse, self._complete = space.inverse, space.weights.complete
+        self._which, self._index = space.weights.here(positions)
+        shift = space.noise / product_at(space.basis.values, positions)
+        self._scale = (shift + space.share).rsqrt()
         gram.mul_(self._scale).mul_(self._scale.unsqueeze(-1))
-        gram.diagonal().add_(space.shift.flatten()[index] * self._scale.square())
+        gram.diagonal().add_(shift * self._scale.square())
         self._cholesky = psd_safe_cholesky(gram)
 
     def precondition(self, residual: Tensor) -> Tensor:
         result = (self._inverse * residual).flatten()
-        inside = (self._scale * residual.flatten()[self._index]).unsqueeze(-1)
-        result[self._index] = self._scale * torch.cholesky_solve(inside, self._cholesky).squeeze(-1)
+        inside = torch.zeros_like(self._scale)
+        inside[self._which] = residual.flatten()[self._index]
+        inside = self._complete(inside).mul_(self._scale).unsqueeze(-1)
+        inside = self._scale * torch.cholesky_solve(inside, self._cholesky).squeeze(-1)
+        result[self._index] = inside[self._which]
         return result.view(residual.shape)
 
 
@@ -170,12 +185,13 @@ class WeightSolver:
         memory: float,
         watch: Callable[[Tensor, int], None],
     ) -> None:
-        largest = float(rhs.abs().max())
+        largest = space.weights.largest(rhs)
         self._scale = 1.0 if largest == 0.0 or 1e-20 < largest < 1e20 else largest  # float32 must hold the weights
         rhs, norm = rhs / self._scale, norm / self._scale
         self.space, self.rhs, self.tolerance, self.system_tolerance = space, rhs, tolerance, system_tolerance
         self.max_iterations, self.memory, self.watch = max_iterations, memory, watch
-        self._unit, self._norm = float(rhs.norm()) or 1.0, norm or float(rhs.norm()) or 1.0
+        self._unit = space.weights.norm(rhs) or 1.0
+        self._norm = norm or self._unit
         self._precondition = space.precondition
         self._clustered, self._earlier = False, 0
         self._if_scattered = 2.0 + 1.2 * space.expected_iterations(tolerance)
@@ -213,7 +229,7 @@ class WeightSolver:
         return self.rhs - self.space.matmul(found.weights)
 
     def _judge(self, found: WeightSolution, residual: Tensor) -> None:
-        found.residual, found.system_residual = float(residual.norm()) / self._unit, math.inf
+        found.residual, found.system_residual = self.space.weights.norm(residual) / self._unit, math.inf
         found.converged = found.residual <= self.tolerance
         if self.system_tolerance is not None:
             found.flops += 0.5 * self.space.product_flops
@@ -227,7 +243,7 @@ class WeightSolver:
 
     def _descend(self, found: WeightSolution, residual: Tensor, dtype: torch.dtype) -> None:
         """Conjugate gradients from `found`, which is updated, until the residual should be within the tolerance."""
-        first = float(residual.norm())
+        first = self.space.weights.norm(residual)
         goal = max(0.5 * first / max(self._progress(found), 0.5), _REACH[dtype] * first)
         bar = LateBar("conjugate gradients")
         descent, begun = self._descent(residual, found.weights, dtype), found.iterations
@@ -236,7 +252,7 @@ class WeightSolver:
             descent.step()
             found.iterations += 1
             found.flops += self.space.product_flops
-            size = float(descent.residual.norm())
+            size = self.space.weights.norm(descent.residual)
             if not math.isfinite(size):
                 break
             bar.update()
@@ -252,7 +268,8 @@ class WeightSolver:
         bar.close()
 
     def _descent(self, residual: Tensor, weights: Tensor, dtype: torch.dtype) -> Descent:
-        return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, weights)
+        dot = self.space.weights.dot
+        return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, weights, dot)
 
     def _block_pays(self, total: int, iterations: int, size: float, first: float, dtype: torch.dtype) -> bool:
         """Whether the iterations still to come, at the rate so far, cost more than to set up the dense block.

@@ -9,6 +9,7 @@ import torch
 from gpytorch_gaps.kronecker.tiles import MaskedGrid
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.solvers.weight_space import Descent, WeightSolver, WeightSpace
+from gpytorch_gaps.solvers.weights import WholeWeights
 from tests import _dense as dense
 
 LOTS = 2.0**31
@@ -44,7 +45,7 @@ class Problem:
         return (self.phi[self.index].mT @ self.y).view(self.basis.ranks) * (self.basis.products > 0)
 
     def space(self):
-        return WeightSpace(MaskedGrid(self.mask), self.basis, self.noise)
+        return WeightSpace(MaskedGrid(self.mask), WholeWeights(self.basis), self.noise)
 
     def solver(self, **options):
         options = {
@@ -330,7 +331,7 @@ def test_a_block_set_up_in_a_discarded_pass_is_still_reported():
             return super().leading_block(rank)
 
     solver = case.solver(tolerance=1e-6)
-    solver.space = Unfaithful(MaskedGrid(case.mask), case.basis, case.noise)
+    solver.space = Unfaithful(MaskedGrid(case.mask), WholeWeights(case.basis), case.noise)
     found = solver.solve()
     assert found.converged
     assert len(solver.space.blocks) == 1, "one block is enough"

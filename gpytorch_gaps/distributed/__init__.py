@@ -1,0 +1,6 @@
+"""Several processes on one problem, on one machine or many, by ``torch.distributed``."""
+
+from gpytorch_gaps.distributed.launch import process_group
+from gpytorch_gaps.distributed.ranks import RankError, Ranks, Traffic, own_slices
+
+__all__ = ["RankError", "Ranks", "Traffic", "own_slices", "process_group"]

@@ -1,0 +1,43 @@
+"""A process group from what torchrun has set, with an explicit timeout."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpytorch_gaps.distributed.ranks import RankError
+
+
+@contextmanager
+def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Any]:
+    """The group of all processes that ``torchrun`` has started; None where it has not, for one process alone.
+
+    So the same script runs as ``python script.py`` and as ``torchrun --nproc-per-node 4 script.py``.
+
+    :param timeout: seconds after which a rank that does not answer counts as dead, and the others end.
+    :param backend: of ``torch.distributed``; by default NCCL for tensors on CUDA, gloo for those on the host.
+    """
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
+        raise ValueError(f"process_group: timeout: got {timeout!r}, expected a finite number of seconds above 0")
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        yield None
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    who = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    try:
+        dist.init_process_group(
+            backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"), timeout=timedelta(seconds=timeout)
+        )
+    except (RuntimeError, dist.DistError) as error:
+        raise RankError(f"{who}: the others did not all join within {timeout:g} s ({error})") from error
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()

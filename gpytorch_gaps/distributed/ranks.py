@@ -1,0 +1,207 @@
+"""The processes that share one problem: who they are, what goes between them, and what happens when one fails.
+
+Everything that is sent goes through :class:`Ranks`, which counts it, and which turns a rank that does not answer into a
+:class:`RankError` that says what was waited for. One process alone is a group of one, to which nothing is sent.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+_END = object()
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, hangs, or was given something else."""
+
+
+@dataclass
+class Traffic:
+    """What one rank has handed to the others: how many messages, and how many bytes, by what they were for."""
+
+    messages: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, purpose: str, size: int) -> None:
+        self.messages[purpose] = self.messages.get(purpose, 0) + 1
+        self.bytes[purpose] = self.bytes.get(purpose, 0) + size
+
+    @property
+    def total(self) -> int:
+        """Bytes, of all purposes."""
+        return sum(self.bytes.values())
+
+    def __str__(self) -> str:
+        parts = [
+            f"{purpose}: {self.messages[purpose]} x {size_of(size / self.messages[purpose])}"
+            for purpose, size in self.bytes.items()
+        ]
+        return ", ".join(parts) or "nothing"
+
+
+def size_of(count: float) -> str:
+    """
+    >>> size_of(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+class Ranks:
+    """A process group as this package uses it.
+
+    :param group: of ``torch.distributed``; None is this process alone.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group, self.rank, self.size = group, 0, 1
+        self.traffic = Traffic()
+        if group is None:
+            return
+        if not dist.is_available() or not dist.is_initialized():
+            raise ValueError(
+                "group: got one without torch.distributed being initialised, expected `with "
+                "gpytorch_gaps.distributed.process_group() as group:` around the call, started by torchrun"
+            )
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("group: this process is not a member, expected calls by members only")
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that writes files, shows bars and decides."""
+        return self.rank == 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+    # -- what is sent --------------------------------------------------------------------------------------------------
+
+    def sum(self, own: Tensor, purpose: str) -> Tensor:
+        """The sum over all ranks, in place. The same bits everywhere."""
+        if self.size > 1:
+            with self._waiting(purpose, own.numel() * own.element_size()):
+                dist.all_reduce(own, group=self.group)
+        return own
+
+    def number(self, value: float, device: torch.device, purpose: str) -> float:
+        """What the first rank has found: decisions are made once, whatever the last bits are elsewhere."""
+        if self.size == 1:
+            return value
+        found = torch.tensor(value, dtype=torch.float64, device=device)
+        return float(self.broadcast(found, purpose))
+
+    def broadcast(self, value: Tensor, purpose: str) -> Tensor:
+        """The first rank's numbers, in place."""
+        if self.size > 1:
+            with self._waiting(purpose, value.numel() * value.element_size()):
+                dist.broadcast(value, group=self.group, group_src=0)
+        return value
+
+    def exchange(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], purpose: str) -> list[Tensor]:
+        """Sends a part to every rank; gives what every rank has sent here, of the shapes that are known to come."""
+        if self.size == 1:
+            return list(parts)
+        sent = torch.cat([part.reshape(-1) for part in parts])
+        sizes = [math.prod(shape) for shape in shapes]
+        found = sent.new_empty(sum(sizes))
+        with self._waiting(purpose, sent.numel() * sent.element_size()):
+            dist.all_to_all_single(found, sent, sizes, [part.numel() for part in parts], group=self.group)
+        return [part.view(*shape) for part, shape in zip(found.split(sizes), shapes, strict=True)]
+
+    def gather(self, own: T, purpose: str) -> list[T]:
+        """Small Python objects of all ranks, in their order."""
+        if self.size == 1:
+            return [own]
+        found: list[Any] = [None] * self.size
+        with self._waiting(purpose, 0):
+            dist.all_gather_object(found, own, group=self.group)
+        return found
+
+    @contextmanager
+    def _waiting(self, purpose: str, size: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # gloo has no type of its own for a peer that is gone, or late
+            raise RankError(
+                f"{self}: no answer from another rank ({purpose}). It has failed, hangs, or needs longer than the "
+                "timeout of the process group, which process_group(timeout=...) sets; its own output and that of the "
+                f"launcher tell which. The same call goes on from its checkpoint, if it has one. ({error})"
+            ) from error
+        self.traffic.add(purpose, size)
+
+    # -- all or none ---------------------------------------------------------------------------------------------------
+
+    def together(self, what: str, work: Callable[[], T]) -> T:
+        """``work()`` on every rank; where it fails on one, all others are told why, and end too."""
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        self._tell(what, failure, None)
+        return result  # type: ignore[return-value]
+
+    def in_step(self, what: str, work: Iterator[Any]) -> None:
+        """Goes through an iterator on every rank, a piece at a time: who fails or hangs is found out soon."""
+        more = [True]
+        while any(more):
+            here, failure = False, None
+            try:
+                here = next(work, _END) is not _END
+            except Exception as error:
+                failure = error
+            more = self._tell(what, failure, here)
+
+    def _tell(self, what: str, failure: Exception | None, own: T) -> list[T]:
+        """All ranks' words, unless one has failed."""
+        problem = None if failure is None else f"{type(failure).__name__}: {failure}"
+        told = self.gather((problem, own), what) if failure is None or self.size > 1 else []
+        if failure is not None:
+            raise failure
+        for rank, (theirs, _) in enumerate(told):
+            if theirs is not None:
+                raise RankError(f"{self}: rank {rank} failed ({what}): {theirs}")
+        return [word for _, word in told]
+
+    def require_same(self, description: Mapping[str, Any]) -> None:
+        """Refuses, on every rank, what differs between them."""
+        first, *others = self.gather(dict(description), "comparing what ranks were given")
+        for rank, theirs in enumerate(others, 1):
+            for name in dict.fromkeys([*first, *theirs]):
+                ours, other = first.get(name, "nothing"), theirs.get(name, "nothing")
+                if ours != other:
+                    raise ValueError(
+                        f"{name}: got {ours} on rank 0 and {other} on rank {rank}, expected the same on all ranks"
+                    )
+
+
+def own_slices(size: int, ranks: Ranks, multiple: int = 1) -> slice:
+    """Which of `size` slices are this rank's."""
+    return shares(size, ranks.size, multiple)[ranks.rank]
+
+
+def shares(size: int, count: int, multiple: int = 1) -> list[slice]:
+    """`size` things in `count` parts of one length, or of two that differ by one; cut at multiples where possible.
+
+    >>> shares(10, 3)
+    [slice(0, 4, None), slice(4, 7, None), slice(7, 10, None)]
+    >>> shares(10, 2, multiple=4)
+    [slice(0, 8, None), slice(8, 10, None)]
+    """
+    multiple = multiple if math.ceil(size / multiple) >= count else 1
+    pieces = math.ceil(size / multiple)
+    ends = [min(size, multiple * math.ceil(pieces * part / count)) for part in range(count + 1)]
+    return [slice(start, stop) for start, stop in pairwise(ends)]
