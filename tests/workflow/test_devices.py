@@ -222,11 +222,12 @@ def test_mixed_kernels(mix, device):
 @pytest.mark.parametrize(
     ("case", "max_cholesky", "training", "prediction"),
     [
-        ("two axes", 800, 30, 90),
-        ("two axes", 0, 160, 150),
-        ("a noise per output", 800, 50, 60),
-        ("a noise per point", 800, 30, 90),
-        ("a sum of two grid kernels", 800, 20, 200),
+        ("two axes", 800, 24, 43),
+        ("two axes", 0, 64, 48),
+        ("a noise per output", 800, 44, 50),
+        ("a noise per point", 800, 23, 43),
+        ("a sum of two grid kernels", 800, 15, 52),
+        ("a sum of two grid kernels", 0, 79, 63),
     ],
 )
 def test_waits_of_a_step_and_of_a_prediction(case, max_cholesky, training, prediction):
@@ -246,6 +247,108 @@ def test_waits_of_a_step_and_of_a_prediction(case, max_cholesky, training, predi
             predicted(model, x)
         assert copies(counts) == []
         assert counts.within(gaps).syncs <= prediction, counts.within(gaps).by_line
+
+
+ITERATIVE = {"conjugate_gradients", "amplified", "ignore", "fill", "spectral", "penalize", "refine", "solve", "_solve"}
+
+
+def iterating(counts):
+    """Waits asked for by solves and all that they call, ours or upstream's."""
+    stems = [event.where.rsplit(":", 1)[0].rsplit("/", 1)[-1].removesuffix(".py") for event in counts.events]
+    return sum(stem in ITERATIVE or stem == "linear_cg" for stem in stems)
+
+
+def rough():
+    """A model whose solves take many iterations, on the stand-in device."""
+    pair = CASES["two axes"](small=True)
+    kernel = pair.ours.covar_module.base_kernel
+    kernel.kernels[0].lengthscale, kernel.kernels[1].lengthscale, pair.ours.likelihood.noise = 0.15, 0.2, 1e-3
+    return pair, moved(pair.ours, standin.DEVICE)
+
+
+@on_standin
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "mixed"])
+@pytest.mark.parametrize(
+    ("method", "rank"),
+    [("fill", 0), ("fill", 15), ("ignore", 0), ("ignore", 15), ("spectral", None), ("penalize", None), ("auto", None)],
+)
+def test_solves_of_a_model_wait_once_every_ten_iterations(method, rank, dtype):
+    """A training step and a prediction; a few waits more for each solve, and each of its refinements."""
+    pair, model = rough()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x = standin.to_standin(pair.grid.points())
+    with (
+        MAX_CHOLESKY(0),
+        settings.logdet_method("exact"),
+        settings.gap_method(method),
+        settings.preconditioner_rank(rank),
+        settings.mixed_precision(dtype == torch.float32),
+        settings.max_iterations(20_000),
+        settings.solve_tolerance(1e-5),
+        settings.train_tolerance(1e-5),
+        gaps.record_solves() as solves,
+        count_transfers() as counts,
+    ):
+        step(model, optimizer)
+        model.eval()
+        with torch.no_grad():
+            _ = model(x).mean
+    assert copies(counts) == []
+    total = sum(report.iterations for report in solves)
+    calls = sum(1 + report.refinements for report in solves)
+    assert total >= (30 if method != "auto" else 0)
+    assert iterating(counts) <= total / 10 + 5 * calls, counts.by_line
+
+
+@on_standin
+@pytest.mark.parametrize(("side", "rank"), [("data", 0), ("data", 15), ("gaps", None)])
+def test_stochastic_log_determinants_wait_once_every_ten_iterations(side, rank, monkeypatch):
+    """On both sides; and come to what they come to on the CPU."""
+    monkeypatch.setattr(
+        "gpytorch_gaps.operators.selected_kronecker_added_diag.choose_logdet", lambda *_, **__: ("stochastic", side)
+    )
+    pair, model = rough()
+    results = []
+    for own in (pair.ours, model):
+        optimizer = torch.optim.Adam(own.parameters(), lr=0.01)
+        torch.manual_seed(0)
+        with (
+            MAX_CHOLESKY(0),
+            settings.logdet_method("stochastic"),
+            settings.preconditioner_rank(rank),
+            settings.train_tolerance(1e-8),
+            settings.max_iterations(20_000),
+            gaps.record_solves() as solves,
+            count_transfers() as counts,
+        ):
+            results.append(step(own, optimizer))
+        assert [(report.method, report.reason) for report in solves.logdets] == [("stochastic", f"{side} side")]
+    assert copies(counts) == []
+    # on the data side one run serves both
+    total = sum(report.iterations for report in (solves if side == "data" else [*solves, *solves.logdets]))
+    assert total >= 50
+    assert iterating(counts) <= total / 10 + 10, counts.by_line
+    assert torch.allclose(host(results[1]), results[0], rtol=1e-6, atol=1e-6)
+
+
+@devices
+def test_warm_started_steps(device):
+    """Probes are made on the device: nothing crosses, and the losses are the CPU's."""
+    results = []
+    for where in (CPU, device):
+        own = moved(CASES["two axes"](small=True).ours, where)
+        torch.manual_seed(0)
+        memory = gaps.WarmStart(tolerance=1e-8, loosest=1e-8)
+        with (
+            MAX_CHOLESKY(0),
+            settings.logdet_method("stochastic"),
+            settings.warm_start(memory),
+            count_transfers() as counts,
+        ):
+            results.append(trained(own, steps=3))
+        assert copies(counts) == []
+    if device == standin.DEVICE:
+        check(results[1], results[0], device, 1e-5)
 
 
 @on_standin
