@@ -22,17 +22,29 @@ class Checkpoint:
 
     def __init__(self, path: Path, run: Any) -> None:
         refuse_directory("fit: checkpoint", path)
-        self.path, self.run, self.problem = path, run, _problem(run)
+        self.path, self.run, self.problem = path, run, problem_of(run)
 
     def resume_or_start(self) -> None:
+        """Of several processes the first one reads and writes; all go on from what it has read."""
+        ranks = self.run.ranks
+        own = ranks.together("reading its checkpoint", lambda: self._read_or_start() if ranks.leads else None)
+        content = ranks.gather(own, "the checkpoint")[0]
+        if content is not None:
+            self._resume(content)
+
+    def _read_or_start(self) -> dict[str, Any] | None:
         if self.path.exists():
-            self._resume(self._read())
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.save()  # a path that cannot be written is better found now than in an hour
+            content = self._read()
+            self._require_same(content["problem"])
+            return content
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.save()  # a path that cannot be written is better found now than in an hour
+        return None
 
     def save(self) -> None:
         """Atomic: whoever is killed meanwhile leaves the file before or the file after."""
+        if not self.run.ranks.leads:
+            return
         state, history = self.run.now, copy.deepcopy(self.run.history)
         history._cut(state["step"])
         content = {"format": _CHECKPOINT_FORMAT, "problem": self.problem, "history": vars(history), **state}
@@ -52,13 +64,17 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {self.path} is not a checkpoint of this version; {advice}")
         return content
 
-    def _resume(self, content: dict[str, Any]) -> None:
-        if differences := _differences(content["problem"], self.problem):
+    def _require_same(self, problem: dict[str, Any]) -> None:
+        if differences := _differences(problem, self.problem):
             raise ValueError(
                 f"checkpoint: {self.path} belongs to another run: {'; '.join(differences)}. Expected the same data, "
                 "model and optimizer; give another path, or move the file away to start afresh"
             )
+
+    def _resume(self, content: dict[str, Any]) -> None:
         self.run.restore(content)
+        if self.run.memory is not None and self.run.ranks.size > 1:
+            self.run.memory.forget()  # each had columns of its own
         self.run.history = History(**{**content["history"], "stopped": ""})
         torch.set_rng_state(content["rng"]["cpu"])
         if torch.cuda.is_available():
@@ -67,7 +83,7 @@ class Checkpoint:
         self.run.begin()
 
 
-def _problem(run: Any) -> dict[str, Any]:
+def problem_of(run: Any) -> dict[str, Any]:
     """What a checkpoint must share with the run that resumes it."""
     model, optimizer = run.model, run.optimizer
     named = list(model.named_parameters())

@@ -20,7 +20,9 @@ from gpytorch.models import ExactGP
 from torch.optim import Adam, Optimizer
 from tqdm import tqdm
 
-from gpytorch_gaps.checkpoint import Checkpoint
+from gpytorch_gaps.checkpoint import Checkpoint, problem_of
+from gpytorch_gaps.distributed.ranks import Ranks
+from gpytorch_gaps.distributed.training import same_start
 from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.run import Run
@@ -43,6 +45,7 @@ def fit(
     min_improvement: float = 0.1,
     mll: MarginalLogLikelihood | None = None,
     warm_start: bool | WarmStart = False,
+    group: Any = None,
 ) -> History:
     """Maximises the log marginal likelihood of `model` over its parameters that require a gradient.
 
@@ -67,10 +70,24 @@ def fit(
         at every step, to a loose tolerance; a :class:`WarmStart` says how many and how loose. Where log-determinants
         are exact it changes nothing. (A resumed run sets up its preconditioners anew: there, the trajectory is that of
         an uninterrupted one to the tolerance, not bit for bit.)
+    :param group: of ``torch.distributed``, such as :func:`gpytorch_gaps.distributed.process_group` gives: its members
+        make the same call with the same model and data, and share the solves of every step, those for the data and
+        for the probes of the log-determinant. All end with the parameters that one process would have found, and
+        started from those, and from the random state, of the first. Where log-determinants are exact there is nothing
+        to share. The first one writes the checkpoint.
     """
-    _check_numbers(steps, lr, checkpoint_every, patience, min_improvement)
-    mll = _checked_mll(model, mll)
-    run = Run(model, mll, _make_optimizer(model, optimizer, lr), _make_memory(warm_start))
+    ranks = Ranks(group)
+
+    def prepared() -> Run:
+        _check_numbers(steps, lr, checkpoint_every, patience, min_improvement)
+        objective = _checked_mll(model, mll)
+        return Run(model, objective, _make_optimizer(model, optimizer, lr), _make_memory(warm_start), ranks)
+
+    run = ranks.together("checking what it was given", prepared)
+    if ranks.size > 1:
+        ranks.require_same({**_flat(problem_of(run)), "steps": steps, "checkpoint": str(checkpoint)})
+        same_start(list(model.parameters()), ranks)
+        run.begin()
     plateau = _Plateau(patience, min_improvement)
     file = None if checkpoint is None else Checkpoint(Path(checkpoint), run)
     if file is not None:
@@ -81,7 +98,7 @@ def fit(
     try:
         with (
             _own_log_likelihood(model),
-            tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=not progress) as bar,
+            tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=not (progress and ranks.leads)) as bar,
         ):
             while len(run.history) < steps and not plateau.reached:
                 run.step()
@@ -102,6 +119,14 @@ def fit(
     finally:
         model.eval()
     return run.history
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Entries of entries by their path."""
+    found: dict[str, Any] = {}
+    for name, value in nested.items():
+        found.update(_flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else {prefix + name: value})
+    return found
 
 
 def _own_log_likelihood(model: ExactGP) -> AbstractContextManager:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gpytorch_gaps.distributed.ranks import size_of
 from gpytorch_gaps.reports import SolveRecord
 
 
@@ -29,6 +30,8 @@ class History:
     """Of these, in solves that were reported."""
     gradient_seconds: list[float] = field(default_factory=list)
     """Of these, in the backward pass."""
+    sent_bytes: list[int] = field(default_factory=list)
+    """What this process handed to others that share the training: nothing if it is alone."""
     num_observations: int = 0
     """Of each GP: ``loss * num_observations`` is in nats."""
     stopped: str = ""
@@ -55,10 +58,12 @@ class History:
         if not self.loss:
             return f"0 steps, {ended}"
         noise = "" if self.noise[-1] is None else f", noise {self.noise[-1]:.3g}"
+        bytes_sent = sum(self.sent_bytes)
+        sent = f", {size_of(bytes_sent / len(self))} sent a step" if bytes_sent else ""
         return (
             f"{len(self)} steps, {ended}: loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
             f"nats per observation (best {self.best_loss:.4g}){noise}, {sum(self.iterations)} CG iterations, "
-            f"{sum(self.seconds):.3g} s"
+            f"{sum(self.seconds):.3g} s{sent}"
         )
 
     def _cut(self, length: int) -> None:

@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint
+from gpytorch_gaps.distributed.ranks import ALONE, Ranks
+from gpytorch_gaps.distributed.training import average_gradients
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.reports import SolveRecord, record_solves
 from gpytorch_gaps.solvers.warm_start import WarmStart
@@ -24,9 +26,15 @@ class Run:
     """A fit under way: its steps, and the states to which it can be put back."""
 
     def __init__(
-        self, model: ExactGP, mll: MarginalLogLikelihood, optimizer: Optimizer, memory: WarmStart | None = None
+        self,
+        model: ExactGP,
+        mll: MarginalLogLikelihood,
+        optimizer: Optimizer,
+        memory: WarmStart | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
+        self.ranks = ranks
         self.history = History()
         self._losses: list[float] = []  # of every evaluation in this step
         self._records: list[SolveRecord] = []  # likewise
@@ -38,7 +46,7 @@ class Run:
         self.now = self.last_finite = self.snapshot()
 
     def step(self) -> None:
-        started = time.perf_counter()
+        started, sent = time.perf_counter(), self.ranks.traffic.total
         noise = _mean_noise(self.model.likelihood)
         self._records.clear()
         self._losses.clear()
@@ -60,6 +68,7 @@ class Run:
         history.seconds.append(time.perf_counter() - started)
         history.solve_seconds.append(sum(solve.seconds for record in self._records for solve in record))
         history.gradient_seconds.append(self._gradient_seconds)
+        history.sent_bytes.append(self.ranks.traffic.total - sent)
         history.loss.append(self._losses[0])
         self.now = self.snapshot()
 
@@ -67,7 +76,7 @@ class Run:
         """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
         self.model.zero_grad()
         try:
-            with record_solves() as record, self._remembering():
+            with record_solves() as record, self._remembering(), settings.group(self.ranks):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 if not loss.isfinite():
@@ -75,10 +84,11 @@ class Run:
                 self.last_finite = self.now  # later evaluations of a step fall back to its first
                 started = time.perf_counter()
                 loss.backward()
+                average_gradients(self.model, self.ranks)
                 self._gradient_seconds += time.perf_counter() - started
         except (NanError, NotPSDError) as error:
             self._fail(f"the covariance cannot be factorized: {error}", error)
-        self._losses.append(loss.item())
+        self._losses.append(self.ranks.number(loss.item(), loss.device, "likelihoods"))
         self._records.append(record)
         self.history.num_observations = output.event_shape.numel()
         gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]

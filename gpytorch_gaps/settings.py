@@ -15,6 +15,7 @@ from typing import Any
 import linear_operator
 from linear_operator.settings import _value_context
 
+from gpytorch_gaps.distributed.ranks import ALONE, Ranks
 from gpytorch_gaps.reports import SolveRecord, active_records, resumed
 from gpytorch_gaps.solvers.warm_start import WarmStart
 
@@ -181,6 +182,18 @@ class warm_start(_Setting):
         if value is not None and not isinstance(value, WarmStart):
             raise ValueError(f"settings.warm_start: got {type(value).__name__}, expected a WarmStart or None")
         super().__init__(value)
+
+
+class group(_Setting):
+    """Processes that share the columns of log marginal likelihoods; a group of ``torch.distributed``, or None.
+
+    Gradients are then averaged over them by ``distributed.average_gradients``, as ``fit(group=...)`` does.
+    """
+
+    _global_value = ALONE
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value if isinstance(value, Ranks) else Ranks(value))
 
 
 def tolerance_in_force(training: bool = False) -> float:

@@ -107,7 +107,7 @@ class Ranks:
         """The first rank's numbers, in place."""
         if self.size > 1:
             with self._waiting(purpose, value.numel() * value.element_size()):
-                dist.broadcast(value, group=self.group, group_src=0)
+                dist.broadcast(value, dist.get_global_rank(self.group, 0), group=self.group)
         return value
 
     def exchange(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], purpose: str) -> list[Tensor]:
@@ -188,8 +188,12 @@ class Ranks:
                     )
 
 
-def own_slices(size: int, ranks: Ranks, multiple: int = 1) -> slice:
-    """Which of `size` slices are this rank's."""
+ALONE = Ranks()
+
+
+def own_slices(size: int, group: Any, multiple: int = 1) -> slice:
+    """Which of `size` slices of the first axis are this process's, in `reconstruct` with this group."""
+    ranks = group if isinstance(group, Ranks) else Ranks(group)
     return shares(size, ranks.size, multiple)[ranks.rank]
 
 

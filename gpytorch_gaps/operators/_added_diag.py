@@ -10,6 +10,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, sum_over_ranks
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.functions.warm_likelihood import WarmLikelihood
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
@@ -180,10 +181,24 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             # one run of conjugate gradients serves probes and right-hand sides
             quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
         else:
-            quad = zero if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
+            quad = zero if inv_quad_rhs is None else self._shared_inv_quad(inv_quad_rhs, bool(reduce_inv_quad), path)
             value, report = self._own_logdet(path)
         report_logdet(report)
         return quad, value
+
+    def _shared_inv_quad(self, rhs: Tensor, reduce_inv_quad: bool, path: tuple[str, str]) -> Tensor:
+        """By the rank that has the data, where others have the probes of an estimate."""
+        ranks = settings.group.value()
+        if ranks.size == 1 or not self._is_estimate(path):
+            return self.inv_quad(rhs, reduce_inv_quad)
+        own = self.inv_quad(rhs, False) if Share(ranks, num_probes()).has_data else self._no_quad(rhs)
+        quad = sum_over_ranks(ranks, own)
+        return quad.sum(-1) if reduce_inv_quad else quad
+
+    def _no_quad(self, rhs: Tensor) -> Tensor:
+        """shape: (*batch, C)"""
+        columns = 1 if rhs.dim() == 1 else rhs.size(-1)
+        return torch.zeros(*self.batch_shape, columns, dtype=self.dtype, device=self.device)
 
     def _is_estimate(self, path: tuple[str, str]) -> bool:
         """Whether the log-determinant is found from probes."""
@@ -193,25 +208,29 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         self, memory: WarmStart, rhs: Tensor, reduce_inv_quad: bool | None, path: tuple[str, str]
     ) -> tuple[Tensor, Tensor]:
         """From where the last step ended, with its probes; by the method in force, whichever that is."""
+        share, everything = Share(settings.group.value(), memory.num_probes), rhs
+        rhs = rhs if share.has_data else rhs[:, :0]
         with torch.no_grad():
-            probes = memory.probes(self.size(-1), rhs)
-            columns = [*rhs.detach().split(1, -1), *probes.split(1, -1)]
+            probes = memory.probes(self.size(-1), rhs)[:, share.probes]
+            columns = [*_columns_of(rhs.detach()), *_columns_of(probes)]
             system = self._system()
-            known = memory.guess(system.cells, rhs)
-            guesses = [None] * len(columns) if known is None else known.split(1, -1)
-            start = 1.0 if known is None else self._relative_residual(columns[-1], known[:, -1:])
+            known = memory.guess(system.cells, rhs, share.count)
+            guesses: list[Any] = [None] * len(columns) if known is None else _columns_of(known)
+            guessed = known is not None and columns
+            start = share.last(self._relative_residual(columns[-1], guesses[-1]) if guessed else 1.0)
             key = (settings.gap_method.value(), settings.preconditioner_rank.value())
-            with one_report(), expecting(len(columns)), memory.lending(system, key), memory.aiming(start):
+            total = everything.size(-1) + memory.num_probes
+            with one_report(), expecting(total), memory.lending(system, key), memory.aiming(start):
                 # one at a time: each stops where it is done, and a large grid's products are faster
                 found = [
                     self._solve(column, training=True, guess=guess).mT
                     for column, guess in zip(columns, guesses, strict=True)
                 ]
-            solutions = torch.cat(found).mT  # shape: (N, C + k), columns whole in memory
+            solutions = _side_by_side(found, rhs)  # shape: (N, C + k), columns whole in memory
             solution, probe_solutions = solutions.split([rhs.size(-1), probes.size(-1)], -1)
-            products = [self.wide_matmul(x.double()).mT for x in (*solution.split(1, -1), *probes.split(1, -1))]
-            image, probe_images = torch.cat(products).to(rhs.dtype).mT.split([rhs.size(-1), probes.size(-1)], -1)
-            trail = memory.follow(system.cells, solutions, probe_images)
+            products = [self.wide_matmul(x.double()).mT for x in (*_columns_of(solution), *_columns_of(probes))]
+            image, probe_images = _side_by_side(products, rhs).split([rhs.size(-1), probes.size(-1)], -1)
+            trail = memory.follow(system.cells, solutions, probe_images, share)
             reason = f"followed over steps, {path[1] or 'data'} side"
             if trail is None:
                 with linear_operator.settings.num_trace_samples(memory.num_probes), memory.aiming():
@@ -220,7 +239,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
                 trail = Trail(system.cells, solutions, probe_images, value, error, torch.zeros_like(probes[0]))
                 reason = f"begun, {report.reason}"
             memory.keep(trail)
-        report_logdet(LogdetReport("stochastic", trail.value, trail.standard_error, probes.size(-1), 0, reason))
+            now = trail.of_all(share)
+        report_logdet(LogdetReport("stochastic", now.value, now.standard_error, memory.num_probes, 0, reason))
         quad, value = WarmLikelihood.apply(
             self.representation_tree(),
             rhs,
@@ -228,10 +248,11 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             image,
             probes,
             probe_solutions,
-            trail.value.to(rhs.dtype),
+            now.value.to(rhs.dtype),
             *self.representation(),
         )
-        return quad.sum(-1) if reduce_inv_quad else quad, value
+        quad = sum_over_ranks(share.ranks, quad if share.has_data else self._no_quad(everything))
+        return quad.sum(-1) if reduce_inv_quad else quad, sum_over_ranks(share.ranks, share.weight * value)
 
     def _relative_residual(self, rhs: Tensor, solution: Tensor) -> float:
         """Of one column. shape: (N, 1)"""
@@ -251,12 +272,56 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """GPyTorch's own estimator, with our preconditioner for its variance and our solves."""
         # autograd Functions rebuild the operator fully expanded: the probes they see must be those we ask for below
         operator: OwnAddedDiagOperator = self._expand_batch(self.batch_shape) if self.batch_shape else self
+        share = Share(settings.group.value(), num_probes())
         with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
-            quad, value = AddedDiagLinearOperator.inv_quad_logdet(operator, rhs, True, reduce_inv_quad)
-        probes = operator._system().probes
-        assert probes.estimates is not None  # set by _solve, which the estimator above called
-        error, count = standard_error(probes.estimates), probes.estimates.size(0)
-        return quad, value, LogdetReport("stochastic", value.detach(), error, count, probes.iterations, "data side")
+            estimates: Tensor | None
+            if share.ranks.size > 1:
+                quad, value, estimates = operator._estimate_together(rhs, share)
+                quad = quad.sum(-1) if reduce_inv_quad else quad
+            else:
+                quad, value = AddedDiagLinearOperator.inv_quad_logdet(operator, rhs, True, reduce_inv_quad)
+                estimates = operator._system().probes.estimates
+        assert estimates is not None  # set by _solve, which the estimator above called
+        error, iterations = standard_error(estimates), operator._system().probes.iterations
+        report = LogdetReport("stochastic", value.detach(), error, estimates.size(0), iterations, "data side")
+        return quad, value, report
+
+    def _estimate_together(self, rhs: Tensor | None, share: Share) -> tuple[Tensor, Tensor, Tensor]:
+        """The same by several ranks, of which one has the data, and all have some probes; and what probes estimated."""
+        operator, estimates = self._with_probes_of(share), None
+        own = rhs if share.has_data else None
+        quad = torch.zeros([], dtype=self.dtype, device=self.device) if rhs is None else self._no_quad(rhs)
+        value = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        if share.count:
+            found, value = AddedDiagLinearOperator.inv_quad_logdet(operator, own, True, False)
+            estimates = operator._system().probes.estimates
+            quad = quad if own is None else found
+        elif own is not None:
+            quad = self.inv_quad(own, False)
+        total = sum_over_ranks(share.ranks, share.weight * value, self.representation())
+        return sum_over_ranks(share.ranks, quad), total, share.of(estimates)
+
+    def _with_probes_of(self, share: Share) -> "OwnAddedDiagOperator":
+        """The same, preconditioned as it is, with some of the probes that it would draw."""
+        made = self._preconditioner()
+        operator = type(self)(*self.linear_ops, preconditioner_override=lambda _: made)
+        operator._probes = own_probes(operator, made[1], share)
+        return operator
+
+    _probes: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def _probe_vectors_and_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._probes
+
+
+def _columns_of(x: Tensor) -> list[Tensor]:
+    """shape: (N, C) -> C of (N, 1)"""
+    return list(x.split(1, -1)) if x.size(-1) else []
+
+
+def _side_by_side(rows: list[Tensor], like: Tensor) -> Tensor:
+    """Columns that are whole in memory. shape: C of (1, N) -> (N, C)"""
+    return torch.cat(rows).to(like.dtype).mT if rows else like.new_zeros(like.size(-2), 0)
 
 
 def asked_rank() -> int:

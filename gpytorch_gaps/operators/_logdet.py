@@ -8,6 +8,8 @@ import torch
 from linear_operator.operators import ConstantDiagLinearOperator
 from torch import Tensor
 
+from gpytorch_gaps import settings
+from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, sum_over_ranks
 from gpytorch_gaps.kronecker.selection import product_at, unravel
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
@@ -65,7 +67,13 @@ def _gap_side_stochastic(operator: Any) -> tuple[Tensor, Tensor, int, int]:
         return value, torch.zeros((), device=operator.device), 0, 0
     memo.get("eigen", factors, system.eigen)  # worked out already: not once more below
     gaps = FillGapsOperator(*factors, noise=noise, gap_index=system.gap_index, memo=memo)
+    share, estimates, iterations = Share(settings.group.value(), num_probes()), None, 0
     with linear_operator.settings.max_cholesky_size(0):
-        value = value + gaps.logdet()
-    estimates, iterations = gaps.last_probes()
-    return value, standard_error(estimates), estimates.size(0), iterations
+        if share.ranks.size > 1:
+            gaps.probes = own_probes(gaps, gaps._preconditioner()[1], share)
+        own = gaps.logdet() if share.count else torch.zeros_like(value)
+    if share.count:
+        estimates, iterations = gaps.last_probes()
+    every = share.of(estimates)
+    value = value + sum_over_ranks(share.ranks, share.weight * own, gaps.representation())
+    return value, standard_error(every), every.size(0), iterations

@@ -92,6 +92,11 @@ class FillGapsOperator(KroneckerFactorsOperator):
         """Survives the rebuilding of the operator inside autograd Functions, like all that rides on the memo."""
         return self.memo.get("probes", (*self.factors, self.gap_index), dict)
 
+    probes: tuple[Tensor | None, Tensor | None] = (None, None)  # and their norms; drawn where there are none
+
+    def _probe_vectors_and_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.probes
+
     def last_probes(self) -> tuple[Tensor, int]:
         """What each probe of the last stochastic log-determinant estimated, (probes, *batch), and the iterations."""
         return self._probe_holder()["last"]

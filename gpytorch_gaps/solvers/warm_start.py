@@ -18,12 +18,13 @@ import math
 import numbers
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.distributed.training import Share
 from gpytorch_gaps.solvers.signs import random_signs
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
@@ -50,6 +51,10 @@ class Trail:
     def standard_error(self) -> Tensor:
         own = self.followed.std() / len(self.followed) ** 0.5 if len(self.followed) > 1 else self.followed.abs().mean()
         return torch.hypot(self.start_error, own)
+
+    def of_all(self, share: Share) -> "Trail":
+        """With what the probes of all ranks have seen, for its value and its error."""
+        return replace(self, followed=share.of(self.followed).to(self.followed))
 
 
 @dataclass
@@ -128,21 +133,28 @@ class WarmStart:
                 self._loans[system.num_train] = Loan(kept, settings, system.cells, system.parts())
             system.loan = None
 
-    def guess(self, cells: Tensor, rhs: Tensor) -> Tensor | None:
-        """Solutions of the last step for these observations and as many right-hand sides. shape: (N, C + k)"""
-        trail = self._trail(cells)
-        if trail is None or trail.solutions.size(-1) != rhs.size(-1) + self.num_probes:
+    def guess(self, cells: Tensor, rhs: Tensor, num_probes: int | None = None) -> Tensor | None:
+        """Solutions of the last step for these observations and as many right-hand sides. shape: (N, C + k)
+
+        :param num_probes: that are here, where others have the rest.
+        """
+        trail, probes = self._trail(cells), self.num_probes if num_probes is None else num_probes
+        if trail is None or trail.solutions.size(-1) != rhs.size(-1) + probes:
             return None
         return trail.solutions if trail.solutions.dtype == rhs.dtype else None
 
-    def follow(self, cells: Tensor, solutions: Tensor, images: Tensor) -> Trail | None:
-        """The trail with one more step; None where there is none, or the step is too long to be followed."""
+    def follow(self, cells: Tensor, solutions: Tensor, images: Tensor, share: Share | None = None) -> Trail | None:
+        """The trail with one more step; None where there is none, or the step is too long to be followed.
+
+        :param share: of the probes, where others have the rest.
+        """
         trail, (rows, count) = self._trail(cells), images.shape
         if trail is None or trail.images.shape != images.shape or trail.solutions.shape != solutions.shape:
             return None
-        before, after = trail.solutions[:, -count:], solutions[:, -count:]
+        before, after = (x[:, x.size(-1) - count :] for x in (trail.solutions, solutions))
         step = 0.5 * ((before + after) * (images - trail.images)).sum(0)
-        if not bool(step.abs().mean() <= LONGEST_STEP * rows):
+        every = step if share is None else share.of(step)
+        if not bool(every.abs().mean() <= LONGEST_STEP * rows):
             return None
         return Trail(cells, solutions, images, trail.start, trail.start_error, trail.followed + step)
 

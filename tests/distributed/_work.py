@@ -5,9 +5,11 @@ import signal
 import time
 from unittest import mock
 
+import gpytorch
+import linear_operator
 import numpy as np
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
@@ -148,7 +150,7 @@ def from_zarr(group, path):
 
 
 def from_own_slabs(group, shape):
-    own = distributed.own_slices(shape[0], Ranks(group))
+    own = distributed.own_slices(shape[0], group)
     values = field(shape)[own]
     slabs = (values[start : start + 2] for start in range(0, len(values), 2))
     return told(
@@ -167,7 +169,7 @@ def dies_while_reading(group, how):
     """The last rank, at its first slab."""
 
     def slabs():
-        own = distributed.own_slices(12, Ranks(group))
+        own = distributed.own_slices(12, group)
         if Ranks(group).rank == Ranks(group).size - 1:
             fail(how)
         yield field((12, 7))[own]
@@ -198,3 +200,116 @@ def collectives(group):
         "bytes": ranks.traffic.bytes,
         "text": str(ranks.traffic),
     }
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, covar_module):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = covar_module
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def model_of(case, shape=(9, 8)):
+    """A model whose log-determinant is estimated; `case` says by which of the ways there are."""
+    values = torch.from_numpy(field(shape, "block" if case == "clouds" else "random"))
+    axes = [torch.linspace(0, 1, size, dtype=torch.float64) for size in shape]
+    grid, x, y = gaps.from_array(values, axes)
+    kernel = gaps.GappyGridKernel([RBFKernel(), MaternKernel(nu=2.5)], grid)
+    covariance = ScaleKernel(kernel)
+    likelihood = gaps.GappyGridLikelihood()
+    if case == "a sum":
+        covariance = ScaleKernel(kernel) + ScaleKernel(gaps.GappyGridKernel([MaternKernel(), RBFKernel()], grid))
+    if case == "a noise per level":
+        likelihood = gaps.GappyGridLikelihood(grid=grid, noise_axis=0)
+    return Model(x, y, likelihood, covariance).double()
+
+
+def train(group, case, *, steps=3, num_probes=6, rank=None, seed=0, own_loop=False, **options):
+    """Losses, parameters and gradients of a few steps with a stochastic log-determinant."""
+    if options.get("warm_start"):
+        options["warm_start"] = gaps.WarmStart(num_probes, 1e-9, loosest=1e-9)
+    torch.manual_seed(seed if Ranks(group).leads else 99)
+    model = model_of(case)
+    with (
+        linear_operator.settings.max_cholesky_size(0),
+        linear_operator.settings.num_trace_samples(num_probes),
+        gaps.settings.logdet_method("stochastic"),
+        gaps.settings.preconditioner_rank(rank),
+        gaps.settings.train_tolerance(1e-10),
+        gaps.record_solves() as record,
+    ):
+        if own_loop:
+            history = own_training_loop(model, steps, group, seed)
+        else:
+            history = gaps.fit(model, steps, group=group, progress=False, **options)
+    return {
+        "loss": history.loss,
+        "noise": history.noise,
+        "sent": history.sent_bytes,
+        "text": "" if own_loop else str(history),
+        "parameters": {name: p.detach().numpy() for name, p in model.named_parameters()},
+        "gradients": {name: p.grad.numpy() for name, p in model.named_parameters()},
+        "columns": sum(report.num_rhs for report in record),
+        "errors": history.standard_error,
+        "reasons": [report.reason for report in record.logdets],
+        "after": torch.rand(1).item(),
+    }
+
+
+def own_training_loop(model, steps, group, seed):
+    torch.manual_seed(seed)  # the same on every rank
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    history = gaps.History()
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with gaps.settings.group(group):
+            loss = -mll(model(*model.train_inputs), model.train_targets)
+            loss.backward()
+        distributed.average_gradients(model, group)
+        optimizer.step()
+        history.loss.append(loss.item())
+    return history
+
+
+def train_case(group, case, options):
+    return train(group, case, **options)
+
+
+def train_differing(group, what):
+    """The last rank is given another model, or other data."""
+    model = model_of("one product")
+    if Ranks(group).rank == Ranks(group).size - 1:
+        if what == "targets":
+            model.train_targets[3] += 1e-6
+        elif what == "inputs":
+            model.train_inputs[0][3, 0] += 1e-9
+        elif what == "dtype":
+            model = model.float()
+        elif what == "shape":
+            model.set_train_data(model.train_inputs[0][1:], model.train_targets[1:], strict=False)
+        elif what == "kernel":
+            model = model_of("a sum")
+    return gaps.fit(model, 2, group=group, progress=False).loss
+
+
+def train_until(group, path, steps, stop_at):
+    """Killed, with the last rank's hand, after so many steps."""
+    ranks, torch_step = Ranks(group), torch.optim.Adam.step
+    taken = [0]
+
+    def step(self, *args, **kwargs):
+        taken[0] += 1
+        if taken[0] > stop_at and ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch_step(self, *args, **kwargs)
+
+    with mock.patch.object(torch.optim.Adam, "step", step):
+        return train(group, "one product", steps=steps, checkpoint=path, checkpoint_every=1)
