@@ -1,6 +1,6 @@
 """Exact Gaussian processes on grids with gaps, as a GPyTorch plugin."""
 
-from gpytorch_gaps import datasets, distributed, operators, preconditioners, settings
+from gpytorch_gaps import datasets, distributed, operators, preconditioners, settings, sizing
 from gpytorch_gaps.accessor import register
 from gpytorch_gaps.data import from_array, from_points, from_xarray
 from gpytorch_gaps.fill import Filled, fill_gaps
@@ -61,4 +61,5 @@ __all__ = [
     "sample_posterior",
     "score",
     "settings",
+    "sizing",
 ]

@@ -5,6 +5,7 @@ Everything that is sent goes through :class:`Ranks`, which counts it, and which 
 """
 
 import math
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,11 +41,10 @@ class Traffic:
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        parts = [
-            f"{purpose}: {self.messages[purpose]} x {size_of(size / self.messages[purpose])}"
-            for purpose, size in self.bytes.items()
-        ]
-        return ", ".join(parts) or "nothing"
+        large = [purpose for purpose, size in self.bytes.items() if size >= 0.01 * self.total]
+        parts = [f"{name}: {self.messages[name]} x {size_of(self.bytes[name] / self.messages[name])}" for name in large]
+        small = sum(count for purpose, count in self.messages.items() if purpose not in large)
+        return ", ".join([*parts, *([f"{small} short messages"] if small else [])]) or "nothing"
 
 
 def size_of(count: float) -> str:
@@ -126,7 +126,7 @@ class Ranks:
         if self.size == 1:
             return [own]
         found: list[Any] = [None] * self.size
-        with self._waiting(purpose, 0):
+        with self._waiting(purpose, len(pickle.dumps(own))):
             dist.all_gather_object(found, own, group=self.group)
         return found
 

@@ -176,8 +176,11 @@ Weights = WholeWeights | WeightsInParts
 
 
 def weights_for(basis: TruncatedEigen, ranks: Ranks, rows: Sequence[slice]) -> Weights:
-    """In parts where there are many, more than a rank has cells."""
-    cells, count = math.prod(basis.shape), math.prod(basis.ranks)
-    if ranks.size > 1 and len(basis.shape) > 1 and count > _FEW and count >= cells / ranks.size:
-        return WeightsInParts(basis, ranks, rows)
-    return WholeWeights(basis, ranks, rows)
+    in_parts = are_in_parts(basis.shape, basis.ranks, ranks.size)
+    return WeightsInParts(basis, ranks, rows) if in_parts else WholeWeights(basis, ranks, rows)
+
+
+def are_in_parts(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bool:
+    """Where there are many, more than a process has cells."""
+    cells, count = math.prod(shape), math.prod(ranks)
+    return processes > 1 and len(shape) > 1 and count > _FEW and count >= cells / processes

@@ -50,6 +50,7 @@ def test_what_is_sent_arrives(count):
         assert found["number"] == 0.0
         assert found["gathered"] == list(range(count))
         assert found["bytes"]["sums"] == 24
+        assert found["bytes"]["words"] > 0
         assert found["bytes"]["transposes"] == 4 * 2 * count * (count + 1) // 2
         assert "sums: 1 x 24 B" in found["text"]
 
