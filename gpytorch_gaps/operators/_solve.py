@@ -14,7 +14,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import NotConvergedWarning, SolveReport
-from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients, waits
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 
@@ -38,6 +38,7 @@ def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False, guess
 
 _MAX_PASSES = 6
 _LARGE = 2**17  # rows
+_ON_HOST = 32  # linear_operator takes the eigenvalues of Lanczos matrices smaller than this on the host
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def krylov_solve(
             quotient = _quotient((solution * image).sum(-2), (solution * wide).sum(-2))  # shape: (*batch, C)
             lanczos = quotient[..., :num_tridiag, None, None].movedim(-3, 0) if num_tridiag else None
             seconds = time.perf_counter() - started
-            return KrylovResult(solution.to(rhs.dtype), lanczos, error, 1, seconds, tolerance)
+            return KrylovResult(solution.to(rhs.dtype), _staying(lanczos), error, 1, seconds, tolerance)
 
     solution = torch.zeros_like(wide) if guess is None else guess.double()
     residual = wide if guess is None else wide - matmul(solution)
@@ -164,7 +165,7 @@ def krylov_solve(
                 break
             inner = torch.float64
     # shape: (*batch, C, k, k) -> (num_tridiag, *batch, k, k)
-    lanczos = None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0)
+    lanczos = _staying(None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0))
     seconds = time.perf_counter() - started
     return KrylovResult(solution.to(rhs.dtype), lanczos, residual.norm(dim=-2) / unit, iterations, seconds, tolerance)
 
@@ -187,6 +188,13 @@ def _side_by_side(results: Sequence[KrylovResult]) -> KrylovResult:
         sum(result.seconds for result in results),
         results[0].tolerance,
     )
+
+
+def _staying(lanczos: Tensor | None) -> Tensor | None:
+    """On a device, large enough not to be copied to the host for its eigenvalues."""
+    if lanczos is None or not waits(lanczos) or lanczos.size(-1) >= _ON_HOST:
+        return lanczos
+    return _padded(lanczos, _ON_HOST)
 
 
 def _padded(tridiagonal: Tensor, size: int) -> Tensor:
