@@ -29,6 +29,7 @@ from gpytorch_gaps.files import GrowingArray, digest, refuse_directory
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.progress import with_bar
 from gpytorch_gaps.reconstruct_inputs import Problem
 from gpytorch_gaps.reconstruct_read import read_slabs
@@ -131,7 +132,7 @@ def reconstruct(
     if ranks.size > 1:
         problem.share(values, ranks)
     grid, slabs, target = problem.grid, problem.slabs, problem.output
-    with torch.no_grad(), settings.progress(progress if ranks.leads else False):
+    with torch.no_grad(), full_float32(), settings.progress(progress if ranks.leads else False):
         started = time.perf_counter()
         basis = same_basis(ranks.together("decomposing the kernels", problem.basis), ranks)
         setup = time.perf_counter() - started

@@ -20,6 +20,7 @@ from gpytorch_gaps.kronecker.lowrank import eigh_of_smooth
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import product_at, ravel
 
+_TIE = 1e-9  # relative: products that close are as good as each other
 ROUNDING = 1e-13  # of the largest eigenvalue: what a positive semi-definite kernel may be below zero by
 _WORTH_THE_WAY = 0.6  # two thin products run at a lower rate than one square one
 
@@ -112,13 +113,25 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
             own = _without_repeats(factor.detach()).double()
             own = 0.5 * (own + own.mT)
             smooth = eigh_of_smooth(own) if own.dim() == 2 else None
-            known[key] = torch.linalg.eigh(own) if smooth is None else smooth
+            values, vectors = torch.linalg.eigh(own) if smooth is None else smooth
+            known[key] = values, same_sign(vectors)
         pairs.append(known[key])
     largest = [float(t.amax()) for t, _ in pairs]
     lowest = [max(0.0, -float(t.amin())) for t, _ in pairs]
     total = math.prod(largest)
     negative = max(low * (total / top if top > 0 else 0.0) for low, top in zip(lowest, largest, strict=True))
     return KroneckerEigen(tuple(q for _, q in pairs), tuple(t.clamp_min(0.0) for t, _ in pairs), negative)
+
+
+def same_sign(vectors: Tensor) -> Tensor:
+    """Each eigenvector, or its negative: the same on every machine, however many threads it has.
+
+    What is drawn by way of eigenvectors depends on their signs, which LAPACK is free to choose. A fixed vector that is
+    at right angles to none of them decides; their largest entries would not, of which symmetric kernels have two.
+    """
+    place = torch.arange(1, vectors.size(-2) + 1, dtype=vectors.dtype, device=vectors.device)
+    side = (place * place * 0.7548776662).frac() - 0.5  # as good as random
+    return vectors * torch.where(side @ vectors < 0, -1.0, 1.0).unsqueeze(-2)
 
 
 def _without_repeats(factor: Tensor) -> Tensor:
@@ -152,6 +165,20 @@ def leading_products(values: Sequence[Tensor], count: int, largest: bool = True)
         keep = torch.topk(candidates, min(count, len(candidates))).indices
         score = order * candidates[keep]
         positions = torch.cat([positions[:, left[keep]], axis_position[right[keep]].unsqueeze(0)])
+    return product_at(values, positions), positions
+
+
+def leading_untied(values: Sequence[Tensor], count: int, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The same, but for products that are as good as each other, whose order is not left to rounding.
+
+    Axes that are alike have such products: (i, j) and (j, i). What is drawn by way of eigenvectors depends on which of
+    them come first, and which are the last that count.
+    """
+    apart = []
+    for axis, value in enumerate(values):
+        place = torch.arange(value.size(-1), dtype=value.dtype, device=value.device)
+        apart.append(value * (1.0 + _TIE * axis / value.size(-1) * place))
+    _, positions = leading_products(apart, count, largest)
     return product_at(values, positions), positions
 
 

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, largest_left_out, leading_products
+from gpytorch_gaps.kronecker.eigen import KroneckerEigen, largest_left_out, leading_untied
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 
 
@@ -16,7 +16,7 @@ class EigenPreconditioner(LowRankPreconditioner):
     """
 
     def __init__(self, eigen: KroneckerEigen, train_index: Tensor, noise: Tensor, rank: int) -> None:
-        values, positions = leading_products(eigen.values, min(rank, eigen.num_cells))
+        values, positions = leading_untied(eigen.values, min(rank, eigen.num_cells))
         smallest = float(noise.min())
         left_over = largest_left_out(eigen.values, positions) / smallest if smallest > 0 else math.inf
         super().__init__(eigen.vectors, positions, values, train_index, noise, left_over=left_over)

@@ -21,7 +21,7 @@ from gpytorch_gaps.kronecker.eigen import (
     if_thin,
     kron_eigh,
     largest_left_out,
-    leading_products,
+    leading_untied,
 )
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
@@ -67,12 +67,12 @@ class KroneckerTerm:
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
-        values, positions = leading_products(self.eigen.values, count)
+        values, positions = leading_untied(self.eigen.values, count)
         return values.reshape(-1, values.size(-1)).amax(0), positions
 
     def left_out(self, rank: int) -> float:
         """The largest eigenvalue that is not among the leading ones, over a batch."""
-        _, positions = leading_products(self.eigen.values, rank)
+        _, positions = leading_untied(self.eigen.values, rank)
         return largest_left_out(self.eigen.values, positions)
 
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:

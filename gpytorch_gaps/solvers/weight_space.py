@@ -28,7 +28,7 @@ from gpytorch_gaps.kronecker.selection import product_at
 from gpytorch_gaps.kronecker.tiles import MaskedGrid, project_flops, sweep_flops
 from gpytorch_gaps.progress import LateBar
 from gpytorch_gaps.solvers.choose import expected_iterations
-from gpytorch_gaps.solvers.conjugate_gradients import Descent
+from gpytorch_gaps.solvers.conjugate_gradients import LOOK, Descent
 from gpytorch_gaps.solvers.rates import rates_of
 from gpytorch_gaps.solvers.shared_grid import SharedGrid
 from gpytorch_gaps.solvers.weights import Weights
@@ -39,6 +39,7 @@ _CLUSTERED = 1e-3  # of the tolerance
 # by how much an inner iteration may reduce a residual before it is taken anew in float64
 _REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
 _CALLS = 60.0  # an iteration, of torch
+_LONG_SWEEP = 1e10  # FLOPs
 _PASSES = 5.0  # numbers moved per cell by a sweep, in cache
 _BLOCK_BYTES = 40.0  # held for each of the p^2 entries while the block is set up
 
@@ -195,6 +196,9 @@ class WeightSolver:
         self._precondition = space.precondition
         self._clustered, self._earlier = False, 0
         self._if_scattered = 2.0 + 1.2 * space.expected_iterations(tolerance)
+        # a look waits for the device, which is nothing beside a sweep of a large grid
+        quick = space.product_flops / space.weights.ranks.size < _LONG_SWEEP
+        self._looks_every = LOOK if quick and space.grid.device.type != "cpu" else 1
 
     def solve(self, start: Tensor | None = None, earlier: int = 0) -> WeightSolution:
         """The weights, from a start that took some iterations `earlier` where there is one."""
@@ -249,9 +253,10 @@ class WeightSolver:
         descent, begun = self._descent(residual, found.weights, dtype), found.iterations
         size = first
         while size > goal and found.iterations < self.max_iterations:
-            descent.step()
-            found.iterations += 1
-            found.flops += self.space.product_flops
+            for _ in range(min(self._looks_every, self.max_iterations - found.iterations)):
+                descent.step()
+                found.iterations += 1
+                found.flops += self.space.product_flops
             size = self.space.weights.norm(descent.residual)
             if not math.isfinite(size):
                 break
