@@ -5,17 +5,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gpytorch_gaps.distributed.ranks import RankError
+from gpytorch_gaps.distributed.ranks import RankError, Ranks
 
 
 @contextmanager
-def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Any]:
-    """The group of all processes that ``torchrun`` has started; None where it has not, for one process alone.
+def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Ranks]:
+    """All processes that ``torchrun`` has started; or this one alone, where it has not.
 
     So the same script runs as ``python script.py`` and as ``torchrun --nproc-per-node 4 script.py``.
 
@@ -25,19 +24,26 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
         raise ValueError(f"process_group: timeout: got {timeout!r}, expected a finite number of seconds above 0")
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        yield None
+        yield Ranks()
         return
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    who = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    who, limit = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", timedelta(seconds=timeout)
     try:
+        store, rank, count = next(dist.rendezvous("env://", timeout=limit))
+        # started again by torchrun, ranks would find the addresses of those before them
+        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(
-            backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"), timeout=timedelta(seconds=timeout)
+            backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"),
+            store=store,
+            rank=rank,
+            world_size=count,
+            timeout=limit,
         )
     except (RuntimeError, dist.DistError) as error:
         raise RankError(f"{who}: the others did not all join within {timeout:g} s ({error})") from error
     try:
-        yield dist.group.WORLD
+        yield Ranks(dist.group.WORLD)
     finally:
         dist.destroy_process_group()

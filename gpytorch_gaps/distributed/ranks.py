@@ -6,6 +6,7 @@ Everything that is sent goes through :class:`Ranks`, which counts it, and which 
 
 import math
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,13 +61,17 @@ def size_of(count: float) -> str:
 
 
 class Ranks:
-    """A process group as this package uses it.
+    """The members of a process group, and who of them this is.
 
-    :param group: of ``torch.distributed``; None is this process alone.
+    :param group: of ``torch.distributed``, or another of these; None is this process alone.
     """
 
-    def __init__(self, group: Any = None) -> None:
-        self.group, self.rank, self.size = group, 0, 1
+    def __init__(self, group: "dist.ProcessGroup | Ranks | None" = None) -> None:
+        if isinstance(group, Ranks):
+            self.__init__(group.group)  # type: ignore[misc]
+            return
+        self._group: Any = None
+        self.rank, self.size = 0, 1
         self.traffic = Traffic()
         if group is None:
             return
@@ -75,9 +80,19 @@ class Ranks:
                 "group: got one without torch.distributed being initialised, expected `with "
                 "gpytorch_gaps.distributed.process_group() as group:` around the call, started by torchrun"
             )
+        # not held: a group that outlives its end, in a result say, has torch abort when Python ends
+        self._group = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("group: this process is not a member, expected calls by members only")
+
+    @property
+    def group(self) -> Any:
+        """Of torch.distributed; None for one process alone."""
+        found = None if self._group is None else self._group()
+        if found is None and self.size > 1:
+            raise RankError(f"{self}: the process group has ended, expected calls inside of it")
+        return found
 
     @property
     def leads(self) -> bool:
@@ -193,7 +208,7 @@ ALONE = Ranks()
 
 def own_slices(size: int, group: Any, multiple: int = 1) -> slice:
     """Which of `size` slices of the first axis are this process's, in `reconstruct` with this group."""
-    ranks = group if isinstance(group, Ranks) else Ranks(group)
+    ranks = Ranks(group)
     return shares(size, ranks.size, multiple)[ranks.rank]
 
 

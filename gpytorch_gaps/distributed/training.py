@@ -88,7 +88,7 @@ def num_probes() -> int:
     return linear_operator.settings.num_trace_samples.value()
 
 
-def average_gradients(parameters: Module | Iterable[Parameter], group: Any) -> None:
+def average_gradients(parameters: Module | Iterable[Parameter], group: Any = None) -> None:
     """After ``loss.backward()`` inside ``settings.group(group)``: the gradients of the loss, the same on every rank."""
     ranks = group if isinstance(group, Ranks) else Ranks(group)
     if isinstance(parameters, Module):

@@ -56,7 +56,8 @@ def test_what_is_sent_for_a_step(count):
     """Gradients of the parameters, and a few numbers: nothing of the size of the data."""
     for result in run_ranks(count, WORK, "train_case", "one product", {}):
         parameters = sum(value.size for value in result["parameters"].values())
-        assert all(0 < sent <= 8 * (2 * parameters + 8) for sent in result["sent"])
+        # what every probe has estimated goes as an object, whose wrapping is longer than itself
+        assert all(0 < sent <= 8 * (2 * parameters + 8) + 1000 for sent in result["sent"])
         assert "sent a step" in result["text"]
 
 

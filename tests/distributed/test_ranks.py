@@ -64,7 +64,8 @@ def test_without_a_launcher_there_is_no_group(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with distributed.process_group() as group:
-        assert group is None
+        assert (group.rank, group.size, group.leads, group.group) == (0, 1, True, None)
+        assert Ranks(group).size == 1
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "60", None, True])

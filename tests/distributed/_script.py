@@ -1,0 +1,76 @@
+"""Run by torchrun: a reconstruction or a fit that one rank leaves, by its own hand, the first time.
+
+torchrun --nproc-per-node 2 tests/distributed/_script.py FOLDER reconstruct|parts|fit killed|hangs|no
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import gpytorch_gaps as gaps
+from gpytorch_gaps import weight_checkpoint
+from gpytorch_gaps.distributed.ranks import Ranks
+from tests.distributed import _work as work
+
+SHAPE = (16, 12)
+OPTIONS = {
+    "reconstruct": {"gaps_as": "block", "memory": 1.0},
+    "parts": {"gaps_as": "block", "memory": 1.0, "kind": "Matern"},
+}
+STEPS = 6
+
+
+def leave(how, folder):
+    """Once: a run that was started again goes on."""
+    left = folder / "left"
+    if how == "no" or left.exists():
+        return
+    left.touch()
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def main(folder, what, how):
+    torch.set_num_threads(1)
+    weight_checkpoint._SAVE_EVERY = 0.0
+    with gaps.distributed.process_group(timeout=4.0 if how == "hangs" else 20.0) as group:
+        ranks = Ranks(group)
+        if what == "fit":
+            if ranks.rank == ranks.size - 1:
+                taken, step = [], torch.optim.Adam.step
+
+                def watched(self, *args, **kwargs):
+                    taken.append(0)
+                    if len(taken) == 4:
+                        leave(how, folder)
+                    return step(self, *args, **kwargs)
+
+                torch.optim.Adam.step = watched
+            found = work.train(group, "one product", steps=STEPS, checkpoint=str(folder / "fit.pt"), checkpoint_every=1)
+            result = {"loss": found["loss"]}
+        else:
+            watch = weight_checkpoint.WeightCheckpoint.watch
+
+            def watched(self, weights, iterations):
+                watch(self, weights, iterations)
+                if ranks.rank == ranks.size - 1 and iterations == 20:
+                    leave(how, folder)
+
+            weight_checkpoint.WeightCheckpoint.watch = watched
+            made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS[what])
+            result = {"iterations": made.report.iterations}
+        if ranks.leads:
+            (folder / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
