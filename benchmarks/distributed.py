@@ -7,9 +7,9 @@
 - a kernel that does not truncate, whose weights are in parts;
 - training: 20 steps of Adam on 1000 x 1000 cells, cold, with the default probes.
 
-Every run is started by torchrun, with the cores divided among its processes: with more processes than cores, no speed
-is to be had, and none is promised; what is sent and held is the same on any machine. Beside what was measured stands
-what :mod:`gpytorch_gaps.sizing` expects. Means and hyperparameters are compared with those of one process.
+Every run is started by torchrun, with one thread a process unless told otherwise: with more processes than cores, no
+speed is to be had, and none is promised; what is sent and held is the same on any machine. Beside what was measured
+stands what :mod:`gpytorch_gaps.sizing` expects. Means and hyperparameters are compared with those of one process.
 """
 
 import argparse
@@ -38,8 +38,9 @@ from benchmarks._results import GIB, anonymous_gib, markdown_table
 from gpytorch_gaps.distributed.ranks import Ranks, size_of
 
 THETA, NOISE = 0.1, 1e-6
-FULL = (96, 80, 64)
+FULL = (128, 128, 96)
 TRAIN = (1000, 1000)
+THREADS = [1]  # of each process
 
 
 # -- in each of the processes ------------------------------------------------------------------------------------------
@@ -150,10 +151,10 @@ def work(job: dict[str, Any]) -> None:
 
 
 def run(folder: Path, processes: int, **job: Any) -> dict[str, Any]:
-    """One job by so many processes, among which the cores are divided."""
+    """One job by so many processes."""
     job = {"timeout": 600.0, "result": str(folder / "result.json"), **job}
     (folder / "job.json").write_text(json.dumps(job))
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = THREADS[0]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*launcher, "-m", "benchmarks.distributed", "--job", str(folder / "job.json")]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
@@ -317,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--full", type=int, nargs=3, default=list(FULL), help="of the kernel that does not truncate")
     parser.add_argument("--train", type=int, nargs=2, default=list(TRAIN))
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--only", choices=["strong", "weak", "parts", "training"], nargs="+")
     parser.add_argument("--work", help="a folder for the data, which are made anew where there is none")
     parser.add_argument("--output", help="a folder for results.json")
@@ -325,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if given.job:
         work(json.loads(Path(given.job).read_text()))
         return {}
+    THREADS[0] = given.threads
     wanted = given.only or ["strong", "weak", "parts", "training"]
     facts = {name: value for name, value in machine_facts().items() if name != "threads"}
     print(", ".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
