@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.lowrank import low_rank_distance, lowrank_eigh
 from gpytorch_gaps.kronecker.products import kron_diagonal
+from gpytorch_gaps.kronecker.symmetry import symmetric_part
 
 _SMALL = 400  # a factor below this size is decomposed as fast in full
 _ROUNDING_SHARE = 0.1  # eigenvalues that far below what rounding has changed are not worth keeping
@@ -98,7 +99,7 @@ def truncated_eigh(factors: Sequence[Tensor], level: float, keep_rounded: bool =
 
 def _factor_eigh(factor: Tensor, tolerance: float) -> tuple[Tensor, Tensor, float]:
     """Eigenpairs of one factor, largest first, and a bound on ``|K_i - Phi T Phi'|``."""
-    factor = 0.5 * (factor + factor.mT)
+    factor = symmetric_part(factor)
     size = len(factor)
     if size > _SMALL:
         limit = size // 4
