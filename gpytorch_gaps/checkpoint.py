@@ -28,6 +28,8 @@ class Checkpoint:
         """Of several processes the first one reads and writes; all go on from what it has read."""
         ranks = self.run.ranks
         own = ranks.together("reading its checkpoint", lambda: self._read_or_start() if ranks.leads else None)
+        if own is not None and ranks.size > 1:
+            own.pop("warm_start", None)  # each had columns of its own
         content = ranks.gather(own, "the checkpoint")[0]
         if content is not None:
             self._resume(content)
@@ -73,8 +75,6 @@ class Checkpoint:
 
     def _resume(self, content: dict[str, Any]) -> None:
         self.run.restore(content)
-        if self.run.memory is not None and self.run.ranks.size > 1:
-            self.run.memory.forget()  # each had columns of its own
         self.run.history = History(**{**content["history"], "stopped": ""})
         torch.set_rng_state(content["rng"]["cpu"])
         if torch.cuda.is_available():

@@ -125,10 +125,20 @@ class GrowingArray:
             ) from error
 
     def append(self, slab: np.ndarray) -> None:
-        """On disk before it counts."""
+        """On disk before it counts.
+
+        Written, not mapped: of a page that two machines share, each would put back the part of the other as it was.
+        """
         assert self._array is not None
-        self._array[self.rows : self.rows + len(slab)] = slab
-        self._array.flush()  # type: ignore[attr-defined]
+        if slab.shape[1:] != self._array.shape[1:] or self.rows + len(slab) > self._rows.stop:
+            came, expected = f"a slab of shape {slab.shape} at slice {self.rows}", self._array.shape[1:]
+            raise ValueError(f"{self.path}: got {came}, expected slices of shape {expected} up to {self._rows.stop}")
+        plain = np.ascontiguousarray(slab, dtype=self._array.dtype)
+        with self._partial.open("rb+") as stream:
+            stream.seek(self._array.offset + self.rows * self._array.strides[0])  # type: ignore[attr-defined]
+            stream.write(plain.data)
+            stream.flush()
+            os.fsync(stream.fileno())
         self.rows += len(slab)
         record = json.dumps({"name": self._name, "rows": self.rows}).encode()
         write_whole(self._record, lambda stream: stream.write(record))

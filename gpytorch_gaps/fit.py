@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import gpytorch
+import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch.optim import Adam, Optimizer
 from tqdm import tqdm
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint, problem_of
+from gpytorch_gaps.distributed.agreement import describe_module
 from gpytorch_gaps.distributed.ranks import Ranks
-from gpytorch_gaps.distributed.training import same_start
+from gpytorch_gaps.distributed.training import num_probes, same_start
+from gpytorch_gaps.files import digest
 from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.run import Run
@@ -85,8 +89,15 @@ def fit(
 
     run = ranks.together("checking what it was given", prepared)
     if ranks.size > 1:
-        ranks.require_same({**_flat(problem_of(run)), "steps": steps, "checkpoint": str(checkpoint)})
-        same_start(list(model.parameters()), ranks)
+        arguments = {
+            "steps": steps,
+            "checkpoint": str(checkpoint),
+            "checkpoint_every": checkpoint_every,
+            "patience": patience,
+            "min_improvement": min_improvement,
+        }
+        ranks.require_same({**_flat(problem_of(run)), **arguments, **_in_force(run)})
+        same_start(model, ranks)
         run.begin()
     plateau = _Plateau(patience, min_improvement)
     file = None if checkpoint is None else Checkpoint(Path(checkpoint), run)
@@ -119,6 +130,25 @@ def fit(
     finally:
         model.eval()
     return run.history
+
+
+def _in_force(run: Run) -> dict[str, str]:
+    """What else decides about the steps: settings, and the groups and state of a ready optimizer."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
+    state = [
+        value
+        for own in run.optimizer.state_dict()["state"].values()
+        for value in own.values()
+        if torch.is_tensor(value)
+    ]
+    in_force = settings.in_force()
+    return {
+        "optimizer: groups": str(groups),
+        "optimizer: state": digest(*state),
+        "modules": str([describe_module(module) for module in run.model.modules()]),
+        "settings": f"{in_force.values}, {in_force.cg_tolerance}, {in_force.max_cholesky_size}",
+        "num_trace_samples": str(num_probes()),
+    }
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A fit under way: its steps, and the states to which it can be put back."""
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -79,8 +80,10 @@ class Run:
             with record_solves() as record, self._remembering(), settings.group(self.ranks):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
-                if not loss.isfinite():
-                    self._fail(f"the loss is {loss.item()}")
+                # the first rank's: what is decided by it, is decided alike
+                value = self.ranks.number(loss.item(), loss.device, "likelihoods")
+                if not math.isfinite(value):
+                    self._fail(f"the loss is {value}")
                 self.last_finite = self.now  # later evaluations of a step fall back to its first
                 started = time.perf_counter()
                 loss.backward()
@@ -88,12 +91,12 @@ class Run:
                 self._gradient_seconds += time.perf_counter() - started
         except (NanError, NotPSDError) as error:
             self._fail(f"the covariance cannot be factorized: {error}", error)
-        self._losses.append(self.ranks.number(loss.item(), loss.device, "likelihoods"))
+        self._losses.append(value)
         self._records.append(record)
         self.history.num_observations = output.event_shape.numel()
         gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         self._refuse_non_finite("gradients", gradients)
-        return loss.detach()
+        return loss.detach().new_tensor(value)
 
     def _remembering(self) -> AbstractContextManager:
         return nullcontext() if self.memory is None else settings.warm_start(self.memory)
@@ -122,8 +125,10 @@ class Run:
         """All but the random state, which is the user's unless a checkpoint is resumed."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.memory is not None:
+        if self.memory is not None and "warm_start" in state:
             self.memory.load_state_dict(state["warm_start"])
+        elif self.memory is not None:
+            self.memory.forget()
 
     def fall_back(self, file: Checkpoint | None) -> None:
         """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""

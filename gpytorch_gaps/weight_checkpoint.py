@@ -1,5 +1,6 @@
 """The weights of a reconstruction under way, in a file from which it goes on."""
 
+import re
 import time
 from pathlib import Path
 
@@ -51,12 +52,13 @@ class WeightCheckpoint:
         assert self.path is not None
         assert path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        others = [other.name for other in path.parent.glob(f"{path.name}.*of*") if not other.match(f"*of{ranks.size}")]
-        if others and self.path != path:
-            raise ValueError(
-                f"checkpoint: found {others[0]}, of another number of ranks; expected one written by {ranks.size}. "
-                "Move it away to start afresh"
-            )
+        for other in path.parent.iterdir() if self.path != path else ():
+            part = re.fullmatch(re.escape(path.name) + r"\.\d+of(\d+)", other.name)
+            if part and int(part[1]) != ranks.size:
+                raise ValueError(
+                    f"checkpoint: found {other.name}, of {part[1]} ranks; expected one written by {ranks.size}. "
+                    "Move it away to start afresh"
+                )
         return self._read(self.path) if self.path.exists() else None
 
     def _read(self, path: Path) -> Tensor:

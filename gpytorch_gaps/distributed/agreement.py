@@ -1,5 +1,7 @@
 """What the ranks of a run were given must be the same: told apart before anything is worked on."""
 
+import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,33 +9,49 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
+from torch.nn import Module
 
 from gpytorch_gaps.distributed.ranks import Ranks
 from gpytorch_gaps.files import digest
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen
+
+_SOME = 2**22  # numbers that are looked at at a time
 
 
 def describe_kernel(kernel: Kernel | Tensor) -> str:
     """Its classes and hyperparameters in a word, or its matrix."""
     if isinstance(kernel, Tensor):
         return f"a matrix #{digest(kernel)}"
-    names = [type(module).__name__ for module in kernel.modules() if isinstance(module, Kernel)]
+    names = [describe_module(module) for module in kernel.modules() if isinstance(module, Kernel)]
     state = [value for value in kernel.state_dict().values() if torch.is_tensor(value)]
     return f"{' of '.join(names)} #{digest(*state)}"
 
 
+def describe_module(module: Module) -> str:
+    """Its class, and the numbers and words it was made with: a Matern kernel's nu is no parameter."""
+    own = {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, int | float | str) and not name.startswith("_") and name != "training"
+    }
+    return f"{type(module).__name__}({', '.join(f'{name}={value}' for name, value in own.items())})"
+
+
 def describe_values(values: Any) -> str:
     """The content of an array in memory, in a word; nothing of one that is not, of which ranks read their part only."""
-    if isinstance(values, np.ndarray) and not isinstance(values, np.memmap) and values.dtype.kind in "fiub":
-        numbers = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-    elif isinstance(values, Tensor):
-        numbers = values.detach().contiguous().view(-1).view(torch.uint8)
-    else:
+    if isinstance(values, np.memmap) or not isinstance(values, np.ndarray | Tensor):
         return ""
-    whole = numbers[: numbers.numel() // 8 * 8].view(torch.int64)
-    # wraps around, as fast as memory is read; the second sum sees what changes places
-    stride = whole[::3]
-    return f"#{int(whole.sum())}.{int(stride.sum())}.{int(numbers[numbers.numel() // 8 * 8 :].sum())}"
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "fiub":
+        return ""
+    found = hashlib.blake2b(digest_size=6)
+    step = max(1, _SOME // max(1, math.prod(values.shape[1:])))
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
+        part = part.detach().cpu().numpy() if isinstance(part, Tensor) else part
+        found.update(np.ascontiguousarray(np.ma.getdata(part)).view(np.uint8).data)
+        if isinstance(part, np.ma.MaskedArray):
+            found.update(np.ascontiguousarray(np.ma.getmaskarray(part)).data)
+    return f"#{found.hexdigest()}"
 
 
 def same_basis(basis: TruncatedEigen, ranks: Ranks) -> TruncatedEigen:

@@ -107,8 +107,8 @@ class Ranks:
     def sum(self, own: Tensor, purpose: str) -> Tensor:
         """The sum over all ranks, in place. The same bits everywhere."""
         if self.size > 1:
-            with self._waiting(purpose, own.numel() * own.element_size()):
-                dist.all_reduce(own, group=self.group)
+            with self._waiting(purpose, own.numel() * own.element_size()), _in_order(own) as sent:
+                dist.all_reduce(sent, group=self.group)
         return own
 
     def number(self, value: float, device: torch.device, purpose: str) -> float:
@@ -121,8 +121,8 @@ class Ranks:
     def broadcast(self, value: Tensor, purpose: str) -> Tensor:
         """The first rank's numbers, in place."""
         if self.size > 1:
-            with self._waiting(purpose, value.numel() * value.element_size()):
-                dist.broadcast(value, dist.get_global_rank(self.group, 0), group=self.group)
+            with self._waiting(purpose, value.numel() * value.element_size()), _in_order(value) as sent:
+                dist.broadcast(sent, dist.get_global_rank(self.group, 0), group=self.group)
         return value
 
     def exchange(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], purpose: str) -> list[Tensor]:
@@ -183,7 +183,12 @@ class Ranks:
     def _tell(self, what: str, failure: Exception | None, own: T) -> list[T]:
         """All ranks' words, unless one has failed."""
         problem = None if failure is None else f"{type(failure).__name__}: {failure}"
-        told = self.gather((problem, own), what) if failure is None or self.size > 1 else []
+        try:
+            told = self.gather((problem, own), what)
+        except RankError:
+            if failure is None:
+                raise
+            raise failure from None  # what failed first matters more
         if failure is not None:
             raise failure
         for rank, (theirs, _) in enumerate(told):
@@ -201,6 +206,16 @@ class Ranks:
                     raise ValueError(
                         f"{name}: got {ours} on rank 0 and {other} on rank {rank}, expected the same on all ranks"
                     )
+
+
+@contextmanager
+def _in_order(tensor: Tensor) -> Iterator[Tensor]:
+    """The same numbers in the order of their places, which is what is sent, whatever the strides of each rank are."""
+    plain = tensor.detach().contiguous()
+    plain = plain.view(torch.uint8) if plain.dtype == torch.bool else plain
+    yield plain
+    if plain.data_ptr() != tensor.data_ptr():
+        tensor.copy_(plain.view(tensor.dtype))
 
 
 ALONE = Ranks()

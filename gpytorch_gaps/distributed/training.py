@@ -10,7 +10,7 @@ What is sent for a step are a few numbers, and the gradients of the parameters. 
 are drawn by all ranks alike, so that the sum is that of one process with the same seed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import linear_operator
@@ -106,13 +106,13 @@ def average_gradients(parameters: Module | Iterable[Parameter], group: Any = Non
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
 
 
-def same_start(parameters: Sequence[Tensor], ranks: Ranks) -> None:
-    """The first rank's parameters and random state, for all."""
+def same_start(model: Module, ranks: Ranks) -> None:
+    """The first rank's parameters, buffers and random state, for all."""
     if ranks.size == 1:
         return
     with torch.no_grad():
-        for parameter in parameters:
-            ranks.broadcast(parameter, "the start")
+        for tensor in (*model.parameters(), *model.buffers()):
+            ranks.broadcast(tensor, "the start")
     states = ranks.gather((torch.get_rng_state(), _cuda_state()), "the start")[0]
     torch.set_rng_state(states[0])
     if states[1] is not None and torch.cuda.is_available():

@@ -169,7 +169,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
                 raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
         together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
-        path = self._logdet_path()
+        path = self.agreed_path()
         memory = settings.warm_start.value()
         remembered = memory is not None and together and not self.batch_shape
         if remembered and self._is_estimate(path):
@@ -181,24 +181,33 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             # one run of conjugate gradients serves probes and right-hand sides
             quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
         else:
-            quad = zero if inv_quad_rhs is None else self._shared_inv_quad(inv_quad_rhs, bool(reduce_inv_quad), path)
+            # what is shared is added up when each has done its part of both
+            quad, shared = self._own_inv_quad(inv_quad_rhs, path)
             value, report = self._own_logdet(path)
+            quad = sum_over_ranks(settings.group.value(), quad, self.representation()) if shared else quad
+            quad = quad.sum(-1) if reduce_inv_quad and inv_quad_rhs is not None else quad
         report_logdet(report)
         return quad, value
 
-    def _shared_inv_quad(self, rhs: Tensor, reduce_inv_quad: bool, path: tuple[str, str]) -> Tensor:
-        """By the rank that has the data, where others have the probes of an estimate."""
-        ranks = settings.group.value()
-        if ranks.size == 1 or not self._is_estimate(path):
-            return self.inv_quad(rhs, reduce_inv_quad)
-        own = self.inv_quad(rhs, False) if Share(ranks, num_probes()).has_data else self._no_quad(rhs)
-        quad = sum_over_ranks(ranks, own)
-        return quad.sum(-1) if reduce_inv_quad else quad
+    def agreed_path(self) -> tuple[str, str]:
+        """The first rank's :meth:`_logdet_path`, which rounding may change."""
+        return settings.group.value().gather(self._logdet_path(), "likelihoods")[0]
+
+    def _own_inv_quad(self, rhs: Tensor | None, path: tuple[str, str]) -> tuple[Tensor, bool]:
+        """By the rank that has the data, where others have the probes of an estimate; whether it is to be added up."""
+        if rhs is None:
+            return torch.zeros([], dtype=self.dtype, device=self.device), False
+        shared = settings.group.value().size > 1 and self._is_estimate(path)
+        if shared and not Share(settings.group.value(), num_probes()).has_data:
+            return self._no_quad(rhs), True
+        return self.inv_quad(rhs, False), shared
 
     def _no_quad(self, rhs: Tensor) -> Tensor:
         """shape: (*batch, C)"""
         columns = 1 if rhs.dim() == 1 else rhs.size(-1)
-        return torch.zeros(*self.batch_shape, columns, dtype=self.dtype, device=self.device)
+        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
+        nothing = torch.zeros(*batch, columns, dtype=self.dtype, device=self.device)
+        return nothing + 0.0 * rhs.sum() if rhs.requires_grad else nothing  # a function of the data, here too
 
     def _is_estimate(self, path: tuple[str, str]) -> bool:
         """Whether the log-determinant is found from probes."""

@@ -48,7 +48,7 @@ def whitened_logdet(operator: Any) -> tuple[Tensor, LogdetReport]:
     kernel = SelectedKroneckerOperator(*factors, row_index=index, col_index=index)
     unit = torch.ones(*operator.batch_shape, 1, dtype=operator.dtype, device=operator.device)
     white: Any = kernel + ConstantDiagLinearOperator(unit, diag_shape=operator.size(-1))
-    value, report = white._own_logdet(white._logdet_path())
+    value, report = white._own_logdet(white.agreed_path())
     root = product_at(roots, unravel(index, kernel.row_shape))
     value = value + 2.0 * root.log().sum(-1)
     return value, replace(report, value=value.detach())

@@ -9,7 +9,7 @@ import gpytorch
 import linear_operator
 import numpy as np
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
@@ -108,15 +108,32 @@ def other_values(group, change):
             values = values[:-1]
         elif change == "two swapped":
             values[0, :2] = values[0, 1::-1]
+        elif change == "two swapped later":
+            values[0, 1:3] = values[0, 2:0:-1]
+        elif change == "mask":
+            values = np.ma.masked_array(values, np.eye(12, 7))
         elif change == "infinite":
             values[11, 6] = np.inf
+    if change == "mask" and Ranks(group).rank == 0:
+        values = np.ma.masked_array(values, np.zeros((12, 7)))
     axes = axes_of(values.shape)
     if change == "axis" and Ranks(group).rank == 1:
         axes[1] = axes[1] + 1e-9
     kernels = kernels_of("RBF", 2, 0.3)
     if change == "kernel" and Ranks(group).rank == 1:
         kernels[0].lengthscale = 0.31
+    if change == "nu":
+        kernels[0] = MaternKernel(nu=2.5 if Ranks(group).rank == 1 else 1.5)
     return told(gaps.reconstruct(values, axes, kernels, 1e-2, group=group, progress=False))
+
+
+def odd_views(group):
+    """A tensor that begins at no multiple of eight bytes, and one that is transposed."""
+    whole = torch.from_numpy(field((14, 7), dtype="float32"))
+    kernels = kernels_of("RBF", 2, 0.3)
+    for values in (whole[1:], whole.mT.contiguous().mT):
+        result = gaps.reconstruct(values, None, kernels, 1e-2, group=group, progress=False)
+    return told(result)
 
 
 class Watched:
@@ -283,9 +300,34 @@ def train_case(group, case, options):
     return train(group, case, **options)
 
 
+def train_variant(group, variant):
+    """Ways to train that are no more than Adam on everything."""
+    torch.manual_seed(0 if Ranks(group).leads else 99)
+    model, options = model_of("one product"), {}
+    if variant == "only the mean":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith("mean"))
+    elif variant == "a buffer":
+        model.covar_module = ScaleKernel(RFFKernel(num_samples=5, num_dims=2)).double() + model.covar_module
+    elif variant == "L-BFGS":
+        options["optimizer"] = torch.optim.LBFGS
+    elif variant == "a prior":
+        kernel = model.covar_module.base_kernel.kernels[0]
+        kernel.register_prior("prior", gpytorch.priors.GammaPrior(3.0, 6.0), "lengthscale")
+    elif variant == "float32":
+        model = model.float()
+    with (
+        linear_operator.settings.max_cholesky_size(0),
+        gaps.settings.logdet_method("stochastic"),
+        gaps.settings.train_tolerance(1e-10 if variant != "float32" else 1e-6),
+    ):
+        history = gaps.fit(model, 3, group=group, progress=False, **options)
+    return history.loss, {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+
 def train_differing(group, what):
     """The last rank is given another model, or other data."""
-    model = model_of("one product")
+    model, options = model_of("one product"), {}
     if Ranks(group).rank == Ranks(group).size - 1:
         if what == "targets":
             model.train_targets[3] += 1e-6
@@ -297,7 +339,20 @@ def train_differing(group, what):
             model.set_train_data(model.train_inputs[0][1:], model.train_targets[1:], strict=False)
         elif what == "kernel":
             model = model_of("a sum")
-    return gaps.fit(model, 2, group=group, progress=False).loss
+        elif what == "nu":
+            model.covar_module.base_kernel.kernels[1].nu = 0.5
+        elif what == "patience":
+            options["patience"] = 5
+        elif what == "probes":
+            linear_operator.settings.num_trace_samples._set_value(3)
+    if what == "rate":
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer.param_groups[0]["lr"] = 0.1 if Ranks(group).leads else 0.01
+        options["optimizer"] = optimizer
+    try:
+        return gaps.fit(model, 2, group=group, progress=False, **options).loss
+    finally:
+        linear_operator.settings.num_trace_samples._set_value(10)
 
 
 def train_until(group, path, steps, stop_at):

@@ -51,6 +51,16 @@ def test_the_same_steps(case, count):
         assert sum(result["columns"] for result in results) == expected["columns"], "columns are solved for once"
 
 
+@pytest.mark.parametrize("variant", ["only the mean", "a buffer", "L-BFGS", "a prior", "float32"])
+def test_variants(variant):
+    losses, parameters = work.train_variant(None, variant)
+    tolerance = 1e-3 if variant == "float32" else 1e-6
+    for found, own in run_ranks(2, WORK, "train_variant", variant):
+        assert found == pytest.approx(losses, rel=tolerance)
+        for name, value in parameters.items():
+            np.testing.assert_allclose(own[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_is_sent_for_a_step(count):
     """Gradients of the parameters, and a few numbers: nothing of the size of the data."""
@@ -75,6 +85,10 @@ def test_alone_nothing_is_sent():
         ("dtype", "train_inputs: got .*float64.*float32"),
         ("shape", "train_inputs: got"),
         ("kernel", "modules: .* on rank 1"),
+        ("nu", "modules: got .*nu=2.5.*nu=0.5"),
+        ("patience", "patience: got 20 on rank 0 and 5 on rank 1"),
+        ("probes", "num_trace_samples: got 10 on rank 0 and 3 on rank 1"),
+        ("rate", r"optimizer: groups: got .*0\.1.*0\.01"),
     ],
 )
 def test_ranks_that_differ_are_refused_by_all(what, message):

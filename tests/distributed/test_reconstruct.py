@@ -46,6 +46,7 @@ CASES = {
     "small noise": ((14, 11), {"noise": 1e-6, "gaps_as": "block"}),
     "the original residual asked for": ((14, 11), {"system_tolerance": 1e-7}),
     "a carried first axis": ((40, 3), {"lengthscale": 0.1}),
+    "slices that are swept in another order": ((17, 4, 5), {"lengthscale": 0.8}),
 }
 
 
@@ -149,7 +150,10 @@ DIFFERENCES = {
     "noise": ([{}, {"noise": 2e-2}], r"noise: got 0\.01 on rank 0 and 0\.02 on rank 1, expected the same on all ranks"),
     "tolerance": ([{}, {"tolerance": 1e-3}], "tolerance: got 1e-09 on rank 0 and 0.001 on rank 1"),
     "dtype": ([{}, {"dtype": "float32"}], r"values: got \(12, 7\) of torch.float64 .* of torch.float32 .* on rank 1"),
-    "kernel": ([{}, {"kind": "Matern"}], "kernels: axis 0: got RBFKernel .* and MaternKernel .* on rank 1"),
+    "kernel": (
+        [{}, {"kind": "Matern"}],
+        r"kernels: axis 0: got RBFKernel\(\) .* and MaternKernel\(nu=1.5\) .* on rank 1",
+    ),
     "gaps": ([{}, {"gaps_as": "block"}], "values: got .*, expected the same on all ranks"),
 }
 
@@ -165,6 +169,9 @@ def test_ranks_that_differ_are_refused_by_all(case):
     [
         ("one value", "values: got"),
         ("two swapped", "values: got"),
+        ("two swapped later", "values: got"),
+        ("mask", "values: got"),
+        ("nu", "kernels: axis 0: got MaternKernel.*nu=1.5.*nu=2.5"),
         ("dtype", "values: got"),
         ("shape", "values: got"),
         ("axis", "axis 1: got"),
@@ -185,6 +192,21 @@ def check_refused(name, args, message, count=2):
     assert len(failed.value.errors) == count
     for error in failed.value.errors.values():
         assert re.search(message, error.splitlines()[0]), error
+
+
+def test_views_of_any_strides_and_offsets_are_taken():
+    for result in run_ranks(2, WORK, "odd_views"):
+        assert result["converged"]
+
+
+def test_what_a_save_that_was_killed_leaves_is_no_checkpoint(tmp_path):
+    (tmp_path / "state.0of2.tmp").touch()
+    (tmp_path / "state[1].0of3").touch()
+    options = {"kind": "Matern", "checkpoint": str(tmp_path / "state")}
+    assert all(result["converged"] for result in run_ranks(2, WORK, "reconstruct", (14, 11), options))
+    check_refused(
+        "reconstruct", ((14, 11), options), "found state.0of2, of 2 ranks; expected one written by 4", count=4
+    )
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
