@@ -77,7 +77,7 @@ def kernels_of(kind: str, count: int) -> list[gpytorch.kernels.Kernel]:
 def reconstruct(group: Any, job: dict[str, Any]) -> dict[str, Any]:
     values = np.load(job["values"], mmap_mode="r")
     axes = [np.linspace(0, 1, size) if size > 1 else np.zeros(1) for size in values.shape]
-    gaps.reconstruct(np.ones((8, 8)), None, kernels_of("smooth", 2), 1.0, progress=False)  # what is loaded at first use
+    gaps.reconstruct(np.ones((8, 8)), None, kernels_of("smooth", 2), 1.0, progress=False, group=Ranks())  # loads all
     memory, started = Memory(), time.perf_counter()
     result = gaps.reconstruct(
         values, axes, kernels_of(job["kind"], values.ndim), job["noise"], group=group, progress=False
@@ -313,13 +313,13 @@ def a_folder(given: str | None) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="how many, one run each")
     parser.add_argument("--shape", type=int, nargs=3, default=[3840, 2160, 2], help="of the strong scaling")
     parser.add_argument("--full", type=int, nargs=3, default=list(FULL), help="of the kernel that does not truncate")
-    parser.add_argument("--train", type=int, nargs=2, default=list(TRAIN))
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--train", type=int, nargs=2, default=list(TRAIN), help="cells of the training")
+    parser.add_argument("--steps", type=int, default=20, help="of Adam")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--only", choices=["strong", "weak", "parts", "training"], nargs="+")
+    parser.add_argument("--only", choices=["strong", "weak", "parts", "training"], nargs="+", help="some of the four")
     parser.add_argument("--work", help="a folder for the data, which are made anew where there is none")
     parser.add_argument("--output", help="a folder for results.json")
     parser.add_argument("--job", help=argparse.SUPPRESS)

@@ -42,6 +42,8 @@ def require_place(name: str, path: Path) -> None:
     refuse_directory(name, path)
     if not path.parent.is_dir():
         raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{name}: the directory of {path} cannot be written to; expected one that can")
 
 
 def digest(*tensors: Tensor) -> str:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint, problem_of
 from gpytorch_gaps.distributed.agreement import describe_module
-from gpytorch_gaps.distributed.ranks import Ranks
+from gpytorch_gaps.distributed.ranks import ranks_of
 from gpytorch_gaps.distributed.training import num_probes, same_start
 from gpytorch_gaps.files import digest
 from gpytorch_gaps.history import FitError, History
@@ -80,7 +80,7 @@ def fit(
         started from those, and from the random state, of the first. Where log-determinants are exact there is nothing
         to share. The first one writes the checkpoint.
     """
-    ranks = Ranks(group)
+    ranks = ranks_of(group, "fit")
 
     def prepared() -> Run:
         _check_numbers(steps, lr, checkpoint_every, patience, min_improvement)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.agreement import same_basis
-from gpytorch_gaps.distributed.ranks import Ranks, Traffic, shares, size_of
+from gpytorch_gaps.distributed.ranks import Traffic, ranks_of, shares, size_of
 from gpytorch_gaps.files import GrowingArray, digest, refuse_directory
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul
@@ -122,7 +122,7 @@ def reconstruct(
     Cost: some ten sweeps over the grid of ``4 M r`` FLOPs, r the rank of the longest axis, where gaps are scattered.
     A kernel that does not truncate keeps all its eigenvectors: weights then take the memory of the grid, several times.
     """
-    ranks = Ranks(group)
+    ranks = ranks_of(group, "reconstruct")
     problem = ranks.together(
         "checking what it was given",
         lambda: Problem(

@@ -65,6 +65,8 @@ def checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> t
     target, state = (None if path is None else Path(path) for path in (output, checkpoint))
     if target is not None:
         require_place("output", target)
+        if target.suffix != ".npy":
+            raise ValueError(f"output: got {target.name}, expected a name that ends in .npy, which is what is written")
         state = state or target.with_name(target.name + ".checkpoint")
         if state.resolve() == target.resolve():
             raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")

@@ -52,9 +52,9 @@ class WeightCheckpoint:
         assert self.path is not None
         assert path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for other in path.parent.iterdir() if self.path != path else ():
+        for other in path.parent.iterdir():
             part = re.fullmatch(re.escape(path.name) + r"\.\d+of(\d+)", other.name)
-            if part and int(part[1]) != ranks.size:
+            if part and (self.path == path or int(part[1]) != ranks.size):
                 raise ValueError(
                     f"checkpoint: found {other.name}, of {part[1]} ranks; expected one written by {ranks.size}. "
                     "Move it away to start afresh"
@@ -76,7 +76,8 @@ class WeightCheckpoint:
             same = theirs.shape == ours.shape and bool((theirs - ours).norm() <= 1e-8 * ours.norm())
             if not same:
                 what = {"noise": "noise", "eigenvalues": "kernels, axes or tolerance", "rhs": "values or mean"}[name]
-                raise ValueError(f"checkpoint: {path} belongs to another run: {what} differ; {advice}")
+                verb = "differs" if name == "noise" else "differ"
+                raise ValueError(f"checkpoint: {path} belongs to another run: {what} {verb}; {advice}")
         weights = content["weights"]
         if weights.shape != content["rhs"].shape or not bool(weights.isfinite().all()):
             raise ValueError(f"checkpoint: {path} holds weights that are none; {advice}")

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from gpytorch_gaps.distributed.ranks import RankError, Ranks
+
+_joined: Counter[str] = Counter()  # groups that this process has been in, by where they met
 
 
 @contextmanager
@@ -32,8 +35,10 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
     who, limit = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", timedelta(seconds=timeout)
     try:
         store, rank, count = next(dist.rendezvous("env://", timeout=limit))
-        # started again by torchrun, ranks would find the addresses of those before them
-        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        # in a second group, or started again by torchrun, ranks would find the addresses of those before them
+        again, place = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ["MASTER_PORT"]
+        store = dist.PrefixStore(f"start {again}, group {_joined[place]}", store)
+        _joined[place] += 1
         dist.init_process_group(
             backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"),
             store=store,
@@ -42,7 +47,9 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
             timeout=limit,
         )
     except (RuntimeError, dist.DistError) as error:
-        raise RankError(f"{who}: the others did not all join within {timeout:g} s ({error})") from error
+        raise RankError(
+            f"{who}: the others cannot be reached, or did not all join within {timeout:g} s ({error})"
+        ) from None
     try:
         yield Ranks(dist.group.WORLD)
     finally:

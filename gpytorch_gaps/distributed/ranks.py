@@ -5,7 +5,9 @@ Everything that is sent goes through :class:`Ranks`, which counts it, and which 
 """
 
 import math
+import os
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,6 +77,10 @@ class Ranks:
         self.traffic = Traffic()
         if group is None:
             return
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("group: this process is not a member, expected calls by members only")
+        if not isinstance(group, dist.ProcessGroup) and dist.is_available() and dist.is_initialized():
+            raise ValueError(f"group: got {type(group).__name__}, expected a group of torch.distributed, or None")
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError(
                 "group: got one without torch.distributed being initialised, expected `with "
@@ -83,8 +89,6 @@ class Ranks:
         # not held: a group that outlives its end, in a result say, has torch abort when Python ends
         self._group = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        if self.rank < 0:
-            raise ValueError("group: this process is not a member, expected calls by members only")
 
     @property
     def group(self) -> Any:
@@ -149,12 +153,14 @@ class Ranks:
     def _waiting(self, purpose: str, size: int) -> Iterator[None]:
         try:
             yield
+        except RankError:
+            raise
         except RuntimeError as error:  # gloo has no type of its own for a peer that is gone, or late
             raise RankError(
                 f"{self}: no answer from another rank ({purpose}). It has failed, hangs, or needs longer than the "
                 "timeout of the process group, which process_group(timeout=...) sets; its own output and that of the "
                 f"launcher tell which. The same call goes on from its checkpoint, if it has one. ({error})"
-            ) from error
+            ) from None
         self.traffic.add(purpose, size)
 
     # -- all or none ---------------------------------------------------------------------------------------------------
@@ -219,6 +225,18 @@ def _in_order(tensor: Tensor) -> Iterator[Tensor]:
 
 
 ALONE = Ranks()
+
+
+def ranks_of(group: Any, what: str) -> Ranks:
+    """Those of a group; one process that torchrun has started among others, and that has none, is told so."""
+    if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK") == "0":
+        warnings.warn(
+            f"{what}: torchrun has started {os.environ['WORLD_SIZE']} processes, and each does all of the work, and "
+            "writes the same files. Try: `with gpytorch_gaps.distributed.process_group() as group:` and group=group.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return Ranks(group)
 
 
 def own_slices(size: int, group: Any, multiple: int = 1) -> slice:

@@ -10,8 +10,9 @@ What is sent for a step are a few numbers, and the gradients of the parameters. 
 are drawn by all ranks alike, so that the sum is that of one process with the same seed.
 """
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import linear_operator
 import torch
@@ -20,7 +21,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Module, Parameter
 
-from gpytorch_gaps.distributed.ranks import Ranks, shares
+from gpytorch_gaps.distributed.ranks import RankError, Ranks, shares
+
+T = TypeVar("T")
+_ALIKE = 1e-6  # relative: rounding on another machine is less, another step of training more
 
 
 class _SumOverRanks(Function):
@@ -86,6 +90,23 @@ def own_probes(operator: LinearOperator, preconditioner: LinearOperator | None, 
 
 def num_probes() -> int:
     return linear_operator.settings.num_trace_samples.value()
+
+
+def same_problem(ranks: Ranks, choice: T, tensors: Iterable[Tensor | None]) -> T:
+    """The first rank's choice, if all have the same data and hyperparameters, as far as their sums tell."""
+    known = [tensor.detach().double() for tensor in tensors if tensor is not None and tensor.is_floating_point()]
+    sums = torch.stack([part for tensor in known for part in (tensor.sum(), tensor.square().sum())]).tolist()
+    (first, wanted), *others = ranks.gather((choice, sums), "likelihoods")
+    for rank, (_, theirs) in enumerate(others, 1):
+        same = len(theirs) == len(wanted) and all(
+            math.isclose(a, b, rel_tol=_ALIKE, abs_tol=_ALIKE) or a != a for a, b in zip(theirs, wanted, strict=True)
+        )
+        if not same:
+            raise RankError(
+                f"{ranks}: data or hyperparameters of rank {rank} are not those of rank 0, expected the same on all. "
+                "Random data and models want one seed; a training loop of your own average_gradients after backward"
+            )
+    return first
 
 
 def average_gradients(parameters: Module | Iterable[Parameter], group: Any = None) -> None:

@@ -10,7 +10,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, sum_over_ranks
+from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, same_problem, sum_over_ranks
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.functions.warm_likelihood import WarmLikelihood
 from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
@@ -169,7 +169,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
                 raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
         together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
-        path = self.agreed_path()
+        path = self.agreed_path(inv_quad_rhs)
         memory = settings.warm_start.value()
         remembered = memory is not None and together and not self.batch_shape
         if remembered and self._is_estimate(path):
@@ -189,9 +189,10 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         report_logdet(report)
         return quad, value
 
-    def agreed_path(self) -> tuple[str, str]:
-        """The first rank's :meth:`_logdet_path`, which rounding may change."""
-        return settings.group.value().gather(self._logdet_path(), "likelihoods")[0]
+    def agreed_path(self, rhs: Tensor | None = None) -> tuple[str, str]:
+        """The first rank's :meth:`_logdet_path`, which rounding may change; refused where ranks have parted."""
+        ranks, path = settings.group.value(), self._logdet_path()
+        return path if ranks.size == 1 else same_problem(ranks, path, [rhs, *self.representation()])
 
     def _own_inv_quad(self, rhs: Tensor | None, path: tuple[str, str]) -> tuple[Tensor, bool]:
         """By the rank that has the data, where others have the probes of an estimate; whether it is to be added up."""

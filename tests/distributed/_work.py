@@ -368,3 +368,64 @@ def train_until(group, path, steps, stop_at):
 
     with mock.patch.object(torch.optim.Adam, "step", step):
         return train(group, "one product", steps=steps, checkpoint=path, checkpoint_every=1)
+
+
+def train_by_hand(group, mistake):
+    """A loop of its own, with one of the mistakes that are made there."""
+    torch.manual_seed(0)
+    model = model_of("one product")
+    if mistake == "other data" and not Ranks(group).leads:
+        model.train_targets[3] += 0.1
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    model.train()
+    with linear_operator.settings.max_cholesky_size(0), gaps.settings.logdet_method("stochastic"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            with gaps.settings.group(group):
+                (-mll(model(*model.train_inputs), model.train_targets)).backward()
+            if mistake != "gradients that are not averaged":
+                distributed.average_gradients(model, group)
+            optimizer.step()
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+def wrong_group(group, what):
+    import torch.distributed as dist
+
+    given = "gloo" if what == "other type" else dist.new_group([0])
+    try:
+        Ranks(given)
+    except ValueError as error:
+        return str(error)
+    return "member"
+
+
+def groups_in_turn(group):
+    """Of this process and the other, three times; the other comes late."""
+    import torch.distributed as dist
+
+    rank = Ranks(group).rank
+    dist.destroy_process_group()  # that of the harness
+    sums = []
+    for _ in range(3):
+        with distributed.process_group(timeout=10.0) as own:
+            sums.append(float(own.sum(torch.tensor(rank + 1.0), "sums")))
+        time.sleep(0.3 * rank)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # for the harness to end
+    return sums
+
+
+def after_the_end(group):
+    import torch.distributed as dist
+
+    result = solve(group, (8, 6))
+    dist.destroy_process_group()
+    try:
+        result.write("nowhere.npy")
+    except distributed.RankError as error:
+        return str(error)
+    finally:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -112,3 +112,13 @@ def test_a_killed_run_resumes(tmp_path):
     # and by another number of processes
     for result in run_ranks(4, WORK, "train_until", path, 7, 10):
         check_same(result, work.train(None, "one product", steps=7))
+
+
+@pytest.mark.parametrize("mistake", ["other data", "gradients that are not averaged"])
+def test_mistakes_of_a_loop_of_its_own_are_found(mistake):
+    run_ranks(2, WORK, "train_by_hand", "none")
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(2, WORK, "train_by_hand", mistake)
+    assert all(
+        "data or hyperparameters of rank 1 are not those of rank 0" in said for said in failed.value.errors.values()
+    )

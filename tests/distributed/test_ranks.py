@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gpytorch_gaps import distributed
 from gpytorch_gaps.distributed.ranks import Ranks, Traffic, shares, size_of
 from tests._ranks import run_ranks
+from tests.distributed import _work as work
 
 WORK = "tests.distributed._work"
 
@@ -79,7 +80,7 @@ def test_a_rank_that_never_comes(monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(distributed.RankError, match=r"rank 0 of 2: the others did not all join within 1 s"),
+        pytest.raises(distributed.RankError, match=r"rank 0 of 2: the others .* did not all join within 1 s"),
         distributed.process_group(timeout=1.0),
     ):
         pass
@@ -93,3 +94,28 @@ def test_traffic_in_words():
     assert str(traffic) == "sums: 2 x 4 KiB"
     assert traffic.total == 8192
     assert [size_of(n) for n in (5, 2048, 3 * 2**20, 5 * 2**30)] == ["5 B", "2 KiB", "3 MiB", "5 GiB"]
+
+
+@pytest.mark.parametrize("what", ["other type", "not a member"])
+def test_groups_that_are_none(what):
+    for said in run_ranks(2, WORK, "wrong_group", what):
+        expected = {"other type": "group: got str, expected a group", "not a member": "this process is not a member"}
+        assert expected[what] in said or said == "member"
+
+
+def test_groups_one_after_the_other():
+    """Ranks that come late must not find the addresses of the group before."""
+    assert run_ranks(2, WORK, "groups_in_turn") == [[3.0, 3.0, 3.0]] * 2
+
+
+def test_a_process_among_others_that_has_no_group_is_told(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.warns(UserWarning, match="reconstruct: torchrun has started 4 processes, and each does all"):
+        work.solve(None, (6, 5))
+    monkeypatch.setenv("RANK", "1")
+    work.solve(None, (6, 5))
+
+
+def test_a_group_that_has_ended():
+    assert all("the process group has ended" in said for said in run_ranks(2, WORK, "after_the_end"))
