@@ -10,8 +10,9 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
+# one thread a worker, and a process of its own a test may start: on two cores, more would wait for each other
 test: check docs
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: .venv/installed
 	$(BIN)/ruff check .

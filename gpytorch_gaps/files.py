@@ -43,7 +43,7 @@ def require_place(name: str, path: Path) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")
     if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{name}: the directory of {path} cannot be written to; expected one that can")
+        raise ValueError(f"{name}: no permission to write in the directory of {path}")
 
 
 def digest(*tensors: Tensor) -> str:

@@ -68,10 +68,8 @@ class Ranks:
     :param group: of ``torch.distributed``, or another of these; None is this process alone.
     """
 
-    def __init__(self, group: "dist.ProcessGroup | Ranks | None" = None) -> None:
-        if isinstance(group, Ranks):
-            self.__init__(group.group)  # type: ignore[misc]
-            return
+    def __init__(self, group: Any = None) -> None:
+        group = group.group if isinstance(group, Ranks) else group
         self._group: Any = None
         self.rank, self.size = 0, 1
         self.traffic = Traffic()

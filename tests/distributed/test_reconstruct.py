@@ -50,8 +50,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("case", CASES)
+def with_counts(cases, by_four):
+    """Two ranks for every case, four for some: more are more of the same."""
+    return [(case, 2) for case in cases] + [(case, 4) for case in by_four]
+
+
+@pytest.mark.parametrize(
+    ("case", "count"), with_counts(CASES, ["one axis", "three axes, a block", "slices that are swept in another order"])
+)
 def test_the_same_mean(case, count):
     shape, options = CASES[case]
     results = run_ranks(count, WORK, "reconstruct", shape, options)
@@ -67,8 +73,7 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("case", FULL)
+@pytest.mark.parametrize(("case", "count"), with_counts(FULL, ["an axis shorter than the ranks", "with a dense block"]))
 def test_a_kernel_that_does_not_truncate(case, count):
     """Weights are in parts, each rank has its own; a product transposes."""
     shape, options = FULL[case]
