@@ -209,7 +209,7 @@ def reconstruct_runs(
     """One row for every (processes, shape)."""
     print(f"\n## {title}\n", flush=True)
     rows: list[dict[str, Any]] = []
-    references: dict[tuple[int, ...], Path] = {}
+    known: set[tuple[int, ...]] = set()  # shapes that one process has solved
 
     def by(processes: int, shape: tuple[int, ...], mean: Path) -> dict[str, Any]:
         mean.unlink(missing_ok=True)
@@ -220,10 +220,9 @@ def reconstruct_runs(
     for processes, shape in runs:
         mean, alone = folder / f"mean-{processes}.npy", folder / f"alone-{'x'.join(map(str, shape))}.npy"
         found = by(processes, shape, alone if processes == 1 else mean)
-        if shape not in references:
-            references[shape] = alone
-            if processes > 1:
-                by(1, shape, alone)
+        if processes > 1 and shape not in known:
+            by(1, shape, alone)
+        known.add(shape)
         off = 0.0 if processes == 1 else difference(mean, alone)
         rows.append({**found, "shape": shape, "cells": math.prod(shape), "off": off})
         print(f"- {processes} processes, {math.prod(shape):,} cells: {found['traffic']}", flush=True)
@@ -280,7 +279,7 @@ def training_runs(folder: Path, counts: Sequence[int], shape: Sequence[int], ste
             f"{row['columns']:.3g}",
             f"{row['seconds'] / rows[0]['seconds']:.2f}",
             "-" if row["processes"] == 1 else f"{row['off']:.1e}",
-            "0 B",
+            size_of(row["sent"] * len(row["loss"]) / max(1, row["iterations"])),
             size_of(row["sent"]),
             f"{row['memory_gib']:.2f}",
         )

@@ -42,6 +42,10 @@ def require_place(name: str, path: Path) -> None:
     refuse_directory(name, path)
     if not path.parent.is_dir():
         raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")
+    require_writable(name, path)
+
+
+def require_writable(name: str, path: Path) -> None:
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{name}: no permission to write in the directory of {path}")
 

@@ -1,7 +1,6 @@
 """What a file holds, and how to write such a thing again: one subclass of `Opened` a format."""
 
 import importlib
-import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpytorch_gaps.files import require_place
+from gpytorch_gaps.files import require_place, require_writable
 
 FORMATS: dict[str, type["Opened"]] = {}
 
@@ -63,10 +62,9 @@ class Opened(ABC):
         require(path, *kind.packages)
         if kind.directory:
             _require_store_place(path)
+            require_writable("output", path)
         else:
             require_place("output", path)
-        if not os.access(path.parent, os.W_OK):
-            raise ValueError(f"output: no permission to write in the directory of {path}")
         kind._refuse(self, path, lossless)
 
     def write(self, filled: Any, path: Path | str, lossless: bool = False) -> None:

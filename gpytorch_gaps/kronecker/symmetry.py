@@ -12,17 +12,15 @@ A transpose that is read as a whole is read from memory, number by number; so ar
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.kronecker.tiles import blocks
+
 _BLOCK = 512  # rows and columns: 2 MiB of float64
-
-
-def _blocks(size: int) -> list[slice]:
-    return [slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK)]
 
 
 def symmetric_part(matrix: Tensor) -> Tensor:
     """``(A + A') / 2``, a new matrix. shape: (m, m)"""
     result = torch.empty_like(matrix)
-    parts = _blocks(matrix.size(-1))
+    parts = list(blocks(matrix.size(-1), _BLOCK))
     for number, rows in enumerate(parts):
         for columns in parts[number:]:
             block = 0.5 * (matrix[rows, columns] + matrix[columns, rows].mT)
@@ -33,7 +31,7 @@ def symmetric_part(matrix: Tensor) -> Tensor:
 
 def largest_and_asymmetry(matrix: Tensor) -> tuple[float, float]:
     """``max |A|`` and ``max |A - A'|``, NaN or infinite if an entry is. shape: (m, m)"""
-    found, parts = [], _blocks(matrix.size(-1))
+    found, parts = [], list(blocks(matrix.size(-1), _BLOCK))
     for number, rows in enumerate(parts):
         for columns in parts[number:]:
             upper, lower = matrix[rows, columns], matrix[columns, rows].mT

@@ -89,7 +89,7 @@ class MaskedGrid:
             inside = weights.reshape(lead.size(-1), -1, rank)
             expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
         sums = lead.new_zeros(lead.size(-1), middle * rank) if project else _no_sum(lead)
-        for rows in _blocks(lead.size(-2), _BLOCK // (middle * max(rank, 1))):
+        for rows in blocks(lead.size(-2), _BLOCK // (middle * max(rank, 1))):
             along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
             found = self._tiles(mask[rows.start * middle : rows.stop * middle], last, along, project)
             sums = sums.addmm_(lead[rows].mT, found.view(-1, middle * rank)) if project else sums + found
@@ -107,7 +107,7 @@ class MaskedGrid:
             inside = weights.reshape(rank, lead.size(-1), -1).permute(1, 2, 0)
             expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
         sums = lead.new_zeros(lead.size(-1), within * rank) if project else _no_sum(lead)
-        for rows in _blocks(lead.size(-2), _BLOCK // (within * max(rank, 1))):
+        for rows in blocks(lead.size(-2), _BLOCK // (within * max(rank, 1))):
             along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
             found = self._tiles(mask[:, rows.start * within : rows.stop * within].mT, first, along, project)
             sums = sums.addmm_(lead[rows].mT, found.view(-1, within * rank)) if project else sums + found
@@ -143,7 +143,7 @@ class MaskedGrid:
             count, rank = rows.stop - rows.start, basis.size(-1)
             own = basis.new_zeros((count, rank) if by_rows else (rank, count))  # wide products run best
             tile, factor = basis.new_empty(2, count * min(width, mask.size(-1)))
-            for columns in _blocks(mask.size(-1), width):
+            for columns in blocks(mask.size(-1), width):
                 cells = mask[rows, columns] if by_rows else mask[rows, columns].mT
                 x = tile[: cells.numel()].view(cells.shape)
                 if weights is None:
@@ -217,9 +217,10 @@ def _sweep_flops(shape: Sequence[int], ranks: Sequence[int], carry_first: bool) 
 def _even_blocks(size: int, step: int, share: int) -> Iterator[slice]:
     """Blocks of at most `step`, as many for each of those who share them."""
     count = math.ceil(math.ceil(size / max(1, step)) / share) * share
-    return _blocks(size, math.ceil(size / max(1, count)))
+    return blocks(size, math.ceil(size / max(1, count)))
 
 
-def _blocks(size: int, step: int) -> Iterator[slice]:
+def blocks(size: int, step: int) -> Iterator[slice]:
+    """From 0 to `size`, at most `step` at a time."""
     step = max(1, step)
     return (slice(start, min(start + step, size)) for start in range(0, size, step))

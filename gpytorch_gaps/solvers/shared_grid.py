@@ -1,13 +1,13 @@
 """The observed cells of a grid of which every rank has some slices of the first axis: sweeps, added up over ranks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.kronecker.tiles import MaskedGrid
+from gpytorch_gaps.kronecker.tiles import MaskedGrid, blocks
 from gpytorch_gaps.solvers.weights import Weights, WeightsInParts, WholeWeights
 
 _BLOCK = 2**22  # numbers of the grid that are held at a time
@@ -75,7 +75,5 @@ class GridInParts(SharedGrid):
         part = kron_matmul(others, half[rows].reshape(rows.stop - rows.start, -1, 1))
         return part.mul_(self._own.observed[rows].reshape(part.shape))
 
-    def _blocks(self) -> list[slice]:
-        count, within = self._own.shape[0], math.prod(self._own.shape[1:])
-        step = max(1, _BLOCK // within)
-        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+    def _blocks(self) -> Iterator[slice]:
+        return blocks(self._own.shape[0], _BLOCK // math.prod(self._own.shape[1:]))

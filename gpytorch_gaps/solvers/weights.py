@@ -51,7 +51,7 @@ class WholeWeights:
         return self.number(weights.norm())
 
     def largest(self, weights: Tensor) -> float:
-        return self.ranks.number(float(weights.abs().max()), weights.device, _SCALAR)
+        return self.number(weights.abs().max())
 
     def complete(self, some: Tensor) -> Tensor:
         """A vector of which every rank has some entries, and zeros."""

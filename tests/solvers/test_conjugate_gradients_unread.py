@@ -12,6 +12,7 @@ from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.solvers.conjugate_gradients import LOOK, Columns, conjugate_gradients
 from tests import _standin as standin
 from tests._standin import count_transfers, to_host, to_standin
+from tests.upstream._helpers import normal, with_spectrum
 
 pytestmark = pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAILABLE)
 
@@ -22,18 +23,6 @@ SPECTRA = {  # eigenvalues, and the iterations that a residual of 1e-9 takes
     200: torch.logspace(0.0, 2.58, 600),
 }
 TOLERANCE = 1e-9
-
-
-def matrix_of(eigenvalues, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    size = len(eigenvalues)
-    vectors = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
-    matrix = vectors * eigenvalues.double() @ vectors.mT
-    return 0.5 * (matrix + matrix.mT)
-
-
-def normal(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def until(rhs, tolerance=TOLERANCE):
@@ -61,7 +50,7 @@ def on_both(matrix, rhs, precondition=None, **options):
 @pytest.mark.parametrize("needed", SPECTRA)
 def test_one_wait_every_ten_iterations(needed, shape, preconditioned, lanczos):
     *batch, columns = shape
-    matrix = matrix_of(SPECTRA[needed])
+    matrix = with_spectrum(SPECTRA[needed])
     size = len(matrix)
     if batch:
         matrix = torch.stack([matrix, 3.0 * matrix])
@@ -83,7 +72,7 @@ def test_one_wait_every_ten_iterations(needed, shape, preconditioned, lanczos):
 
 @pytest.mark.parametrize("budget", [1, 9, 10, 11, 25])
 def test_the_budget_is_kept_and_ends_without_a_look(budget):
-    matrix, rhs = matrix_of(torch.linspace(1, 100, 80)), normal(80, 2)
+    matrix, rhs = with_spectrum(torch.linspace(1, 100, 80)), normal(80, 2)
     here, there, syncs = on_both(matrix, rhs, max_iterations=budget)
     assert there[1] == budget
     assert syncs == (budget - 1) // LOOK
@@ -119,7 +108,7 @@ def test_columns_that_are_done_stay_where_they_are(dtype, preconditioned):
 
 
 def test_nothing_is_read_by_a_step():
-    matrix, rhs = to_standin([matrix_of(torch.linspace(1, 9, 50)), normal(50, 3)])
+    matrix, rhs = to_standin([with_spectrum(torch.linspace(1, 9, 50)), normal(50, 3)])
     descent = Columns(lambda v: matrix @ v, None, rhs / rhs.norm(dim=-2), keep_lanczos=False)
     with count_transfers() as counts:
         for _ in range(40):
@@ -130,7 +119,7 @@ def test_nothing_is_read_by_a_step():
 
 def test_a_stalled_float32_iteration_ends():
     """Where rounding never lets the residual reach what is asked for; size and verdict in one read."""
-    matrix, rhs = matrix_of(torch.logspace(0, 7, 200)).float(), normal(200, 3).float()
+    matrix, rhs = with_spectrum(torch.logspace(0, 7, 200)).float(), normal(200, 3).float()
     matrix, rhs = to_standin([matrix, rhs])
     with count_transfers() as counts:
         _, iterations, _ = conjugate_gradients(lambda v: matrix @ v, rhs, stop=until(rhs, 1e-30), max_iterations=20_000)
@@ -141,7 +130,7 @@ def test_a_stalled_float32_iteration_ends():
 @pytest.mark.parametrize("num_tridiag", [0, 2])
 @pytest.mark.parametrize("inner", [torch.float32, torch.float64])
 def test_a_whole_krylov_solve(num_tridiag, inner):
-    matrix = matrix_of(torch.linspace(1.0, 60.0, 300))
+    matrix = with_spectrum(torch.linspace(1.0, 60.0, 300))
     rhs = normal(300, 3)
     results = []
     for own, columns in ((matrix, rhs), to_standin([matrix, rhs])):
