@@ -32,7 +32,7 @@ demo: .venv/demo
 	touch $@
 
 fuzz: .venv/installed
-	$(BIN)/python -m pytest -m benchmark tests/test_fuzz.py
+	$(BIN)/python -m pytest -m benchmark tests/test_fuzz.py tests/test_certificate.py
 
 # fifty steps of Adam beside dense GPyTorch, with 1,500 observations: a quarter of an hour
 compare: .venv/installed

@@ -108,14 +108,30 @@ class preconditioner_rank(_Number):
 
 
 class solve_tolerance(_Number):
-    """Relative residual of the original system that every column of a solve must reach."""
+    """Relative residual of the original system that every column of a solve must reach.
+
+    None, the default, asks for 1e-6 and, of posterior means, for `mean_tolerance` too.
+    """
 
     exclusive = True
-    _global_value = 1e-6
+    optional = True
+    _global_value = None
+
+
+class mean_tolerance(_Number):
+    """Largest error of a posterior mean, at every point, in units of the posterior standard deviation there.
+
+    It is certified: ``SolveReport.error_in_std`` is a bound, not an estimate. None, the default, asks for 1e-2 unless
+    `solve_tolerance` is set.
+    """
+
+    exclusive = True
+    optional = True
+    _global_value = None
 
 
 class train_tolerance(_Number):
-    """The same inside the log marginal likelihood."""
+    """Relative residual required of every solve inside the marginal log likelihood (training)."""
 
     exclusive = True
     _global_value = 1e-6
@@ -196,16 +212,33 @@ class group(_Setting):
         super().__init__(value if isinstance(value, Ranks) else Ranks(value))
 
 
+_RELATIVE_RESIDUAL, _ERROR_IN_STD = 1e-6, 1e-2  # of a solve, where nothing else was asked for
+
+
+def mean_tolerance_in_force() -> float | None:
+    """The certified error that posterior means are held to; None where only a residual was asked for."""
+    asked = mean_tolerance.value()
+    return _ERROR_IN_STD if asked is None and solve_tolerance.value() is None else asked
+
+
 def tolerance_in_force(training: bool = False) -> float:
     """The tighter of our tolerance and ``linear_operator.settings.cg_tolerance``."""
     memory = warm_start.value()
     warm = None if memory is None else memory.tolerance_now
     while_training = train_tolerance.value() if warm is None else warm
-    ours = while_training if training else solve_tolerance.value()
+    ours = while_training if training else solve_tolerance.value() or _RELATIVE_RESIDUAL
     return min(ours, float(linear_operator.settings.cg_tolerance.value()))
 
 
-_OF_A_SOLVE = (gap_method, preconditioner_rank, solve_tolerance, max_iterations, gap_penalty, mixed_precision)
+_OF_A_SOLVE = (
+    gap_method,
+    preconditioner_rank,
+    solve_tolerance,
+    mean_tolerance,
+    max_iterations,
+    gap_penalty,
+    mixed_precision,
+)
 _ALL = (*_OF_A_SOLVE, logdet_method, train_tolerance, variance_method, variance_samples, prediction_memory)
 
 
@@ -254,6 +287,8 @@ __all__ = [
     "in_force",
     "logdet_method",
     "max_iterations",
+    "mean_tolerance",
+    "mean_tolerance_in_force",
     "mixed_precision",
     "preconditioner_rank",
     "prediction_memory",

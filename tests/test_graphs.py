@@ -14,6 +14,7 @@ from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.tiles import MaskedGrid
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 from gpytorch_gaps.solvers.conjugate_gradients import Columns
+from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.spectral import Spectral
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
@@ -57,7 +58,8 @@ def _rectangular(to, dtype):
 
 def _spectral(to, dtype):
     system = _system(to)
-    return Spectral(system, to(dense.randn(len(INDEX), 1)), 1e-2)._matmul, None
+    rhs = to(dense.randn(len(INDEX), 1))
+    return Spectral(system, rhs, Goal.of(system, rhs, 1e-2))._matmul, None
 
 
 def _gram(to, dtype):

@@ -11,7 +11,8 @@ DEFAULTS = {
     "variance_method": "auto",
     "variance_samples": 64,
     "preconditioner_rank": None,
-    "solve_tolerance": 1e-6,
+    "solve_tolerance": None,
+    "mean_tolerance": None,
     "train_tolerance": 1e-6,
     "max_iterations": 2000,
     "gap_penalty": None,
@@ -22,7 +23,8 @@ GOOD = {
     "variance_method": ["auto", "exact", "low_rank", "pathwise"],
     "variance_samples": [8, 64, 10**5],
     "preconditioner_rank": [None, 0, 1, 500],
-    "solve_tolerance": [1e-12, 0.5, 1],
+    "solve_tolerance": [1e-12, 0.5, 1, None],
+    "mean_tolerance": [1e-12, 0.5, 1, None],
     "train_tolerance": [1e-12, 0.5, 1],
     "max_iterations": [1, 10**6],
     "gap_penalty": [None, 1e-3, 10, 1e9],
@@ -34,7 +36,8 @@ BAD = {
     "variance_method": ["", "Exact", "low rank", "lowrank", "samples", None, 1, ["exact"]],
     "variance_samples": [7, 1, 0, -64, 64.0, None, "64", True, float("nan"), float("inf"), [64]],
     "preconditioner_rank": [-1, 2.0, 0.5, "10", True, float("nan"), [3]],
-    "solve_tolerance": NOT_TOLERANCES,
+    "solve_tolerance": [value for value in NOT_TOLERANCES if value is not None],
+    "mean_tolerance": [value for value in NOT_TOLERANCES if value is not None],
     "train_tolerance": NOT_TOLERANCES,
     "max_iterations": [0, -5, 10.0, None, "100", False, float("inf")],
     "gap_penalty": [0, 0.0, -1.0, float("nan"), float("inf"), "10", True],
@@ -151,3 +154,13 @@ def test_training_and_solving_have_their_own_tolerance():
 def test_upstreams_default_loosens_nothing():
     assert settings.tolerance_in_force() == 1e-6
     assert settings.tolerance_in_force(training=True) == 1e-6
+
+
+def test_means_are_certified_unless_only_a_residual_is_asked_for():
+    assert (settings.tolerance_in_force(), settings.mean_tolerance_in_force()) == (1e-6, 1e-2)
+    with settings.solve_tolerance(1e-3):
+        assert (settings.tolerance_in_force(), settings.mean_tolerance_in_force()) == (1e-3, None)
+        with settings.mean_tolerance(1e-4):
+            assert settings.mean_tolerance_in_force() == 1e-4
+    with settings.mean_tolerance(0.1):
+        assert (settings.tolerance_in_force(), settings.mean_tolerance_in_force()) == (1e-6, 0.1)

@@ -19,9 +19,11 @@ from gpytorch_gaps.precision import full_float32
 class OwnSolve(Function):
     @staticmethod
     @full_float32()
-    def forward(ctx: Any, representation_tree: Any, rhs: Tensor, guess: Tensor | None, *matrix_args: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, representation_tree: Any, rhs: Tensor, guess: Tensor | None, of_data: bool, *matrix_args: Tensor
+    ) -> Tensor:
         operator = representation_tree(*matrix_args)
-        solution = operator._solve(rhs, guess=guess)
+        solution = operator._solve(rhs, guess=guess, of_data=of_data)
         ctx.settings = settings.in_force()
         ctx.representation_tree = representation_tree
         ctx.save_for_backward(solution, *matrix_args)
@@ -36,12 +38,12 @@ class OwnSolve(Function):
         with ctx.settings.restored():  # of the forward pass, wherever the backward pass is run
             left = operator._solve(grad_outputs[0])
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
-        if any(ctx.needs_input_grad[3:]):
+        if any(ctx.needs_input_grad[4:]):
             # both orders, halved: A is symmetric and so must its gradient be
             arg_grads = operator._bilinear_derivative(
                 torch.cat([left, solution], -1), torch.cat([solution, left], -1).mul(-0.5)
             )
-        return None, left, None, *arg_grads
+        return None, left, None, None, *arg_grads
 
 
 class OwnInvQuad(Function):

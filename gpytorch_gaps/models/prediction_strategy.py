@@ -16,7 +16,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel, one_member
 from gpytorch_gaps.kernels.solutions import LastSolutions
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
-from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, solve_data
 from gpytorch_gaps.operators._posterior_parts import PredictionPoints
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.precision import full_float32
@@ -69,11 +69,11 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         train, offset = self.lik_train_train_covar, (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
         found = self._grid_points
         if found is None or not isinstance(train, OwnAddedDiagOperator):
-            return train.solve(offset).squeeze(-1)
+            return solve_data(train, offset).squeeze(-1)
         kernel, x = found
         known = self._before or kernel.solutions
         guess = known.start(key, kernel.grid, x, offset.shape[:-2])
-        solution = train.solve(offset, guess=None if guess is None else guess.unsqueeze(-1)).squeeze(-1)
+        solution = solve_data(train, offset, None if guess is None else guess.unsqueeze(-1)).squeeze(-1)
         kernel.solutions.keep(key, x, solution)
         return solution
 

@@ -35,8 +35,11 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
     # -- what a subclass says ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
-        """``(K + D)^-1 rhs`` by the method in force, from a guess if there is one; reported. shape: (*batch, N, C)"""
+    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None, of_data: bool = False) -> Tensor:
+        """``(K + D)^-1 rhs`` by the current method, from a guess if there is one; reported. shape: (*batch, N, C)
+
+        :param of_data: whether rhs are data, whose posterior mean must meet ``settings.mean_tolerance``.
+        """
 
     @abstractmethod
     def _logdet_path(self) -> tuple[str, str]:
@@ -98,9 +101,10 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         num_tridiag: int = 0,
         training: bool = False,
         guess: Tensor | None = None,
+        of_data: bool = False,
     ) -> Any:
         if not num_tridiag:
-            return self._solve_own(rhs, training, guess)
+            return self._solve_own(rhs, training, guess, of_data)
         # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
         system = self._system()
         inner = torch.float32 if settings.mixed_precision.value() else torch.float64
@@ -116,8 +120,19 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         report_solve(result.report("ignore", rank, flops, reason), self._advice["ignore"])
         return result.solution, result.lanczos.to(result.solution.dtype)
 
-    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None, guess: Tensor | None = None) -> Tensor:
-        """``left (K + D)^-1 right``; a guess of ``(K + D)^-1 right``, shaped like right, may save iterations."""
+    def solve(
+        self,
+        right_tensor: Tensor,
+        left_tensor: Tensor | None = None,
+        guess: Tensor | None = None,
+        of_data: bool = False,
+    ) -> Tensor:
+        """``left (K + D)^-1 right``.
+
+        :param guess: of ``(K + D)^-1 right``, shaped like right: it may save iterations.
+        :param of_data: whether `right` are data. The error of their posterior mean is then certified, and held to
+            ``settings.mean_tolerance``.
+        """
         columns = self._columns("solve: right_tensor", right_tensor)
         if guess is not None:
             guess = (guess.unsqueeze(-1) if guess.dim() == 1 else guess).detach().expand(columns.shape)
@@ -126,12 +141,14 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
             flat = columns.movedim(-2, 0).flatten(1)
             guess = None if guess is None else guess.movedim(-2, 0).flatten(1)
             solution = (
-                self.solve(flat, guess=guess).unflatten(1, (*columns.shape[:-2], columns.size(-1))).movedim(0, -2)
+                self.solve(flat, guess=guess, of_data=of_data)
+                .unflatten(1, (*columns.shape[:-2], columns.size(-1)))
+                .movedim(0, -2)
             )
             return solution if left_tensor is None else left_tensor @ solution
         operator, columns = self._same_batch(columns)
         guess = None if guess is None else guess.expand(columns.shape)
-        solution = OwnSolve.apply(operator.representation_tree(), columns, guess, *operator.representation())
+        solution = OwnSolve.apply(operator.representation_tree(), columns, guess, of_data, *operator.representation())
         solution = solution.squeeze(-1) if right_tensor.dim() == 1 else solution
         return solution if left_tensor is None else left_tensor @ solution
 
@@ -322,6 +339,13 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
 
     def _probe_vectors_and_norms(self) -> tuple[Tensor | None, Tensor | None]:
         return self._probes
+
+
+def solve_data(train: LinearOperator, data: Tensor, guess: Tensor | None = None) -> Tensor:
+    """``(K + D)^-1 y`` for data y; the error of its posterior mean is certified where the operator is ours."""
+    if isinstance(train, OwnAddedDiagOperator):
+        return train.solve(data, guess=guess, of_data=True)
+    return train.solve(data)
 
 
 def _columns_of(x: Tensor) -> list[Tensor]:

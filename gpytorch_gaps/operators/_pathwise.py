@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.operators._added_diag import solve_data
 from gpytorch_gaps.operators._joint_draws import JointDraws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts
 from gpytorch_gaps.precision import full_float32
@@ -31,6 +32,6 @@ def pathwise_draws(
         for start in range(0, count, size):
             observed, tested = joint.draw(min(size, count - start), generator)
             with expecting(count * parts.train.batch_shape.numel()):
-                explained = parts.cross @ parts.train.solve(observed)
+                explained = parts.cross @ solve_data(parts.train, observed)
             yield tested - explained, explained
             bar.update(tested.size(-1))

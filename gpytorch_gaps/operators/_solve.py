@@ -19,14 +19,21 @@ from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 
 
-def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False, guess: Tensor | None = None) -> Tensor:
-    """``(W K W' + D)^-1 rhs`` by the method, rank and tolerance in force. shape: (*batch, N, C)"""
+def solve_in_force(
+    system: GapSystem, rhs: Tensor, training: bool = False, guess: Tensor | None = None, of_data: bool = False
+) -> Tensor:
+    """``(W K W' + D)^-1 rhs`` by the current method, rank and tolerance. shape: (*batch, N, C)
+
+    :param of_data: whether a posterior mean follows from the solution: its certified error is then held to
+        ``settings.mean_tolerance``.
+    """
     solution, _ = solve_system(
         system,
         rhs,
         method=settings.gap_method.value(),
         rank=settings.preconditioner_rank.value(),
         tolerance=settings.tolerance_in_force(training),
+        error_in_std=settings.mean_tolerance_in_force() if of_data else None,
         max_iterations=settings.max_iterations.value(),
         max_cholesky=linear_operator.settings.max_cholesky_size.value(),
         penalty=settings.gap_penalty.value(),
@@ -51,10 +58,13 @@ class KrylovResult:
     iterations: int
     seconds: float
     tolerance: float
+    error_in_std: float = math.inf  # of the worst column, where the noise is known
+    std_tolerance: float | None = None
 
     @property
     def converged(self) -> bool:
-        return bool((self.residual <= self.tolerance).all())
+        certified = self.std_tolerance is None or self.error_in_std <= self.std_tolerance
+        return certified and bool((self.residual <= self.tolerance).all())
 
     def report(self, method: str, rank: int, flops: float, reason: str) -> SolveReport:
         return SolveReport(
@@ -68,6 +78,8 @@ class KrylovResult:
             tolerance=self.tolerance,
             flops=flops,
             reason=reason,
+            error_in_std=self.error_in_std,
+            std_tolerance=self.std_tolerance,
         )
 
     def as_upstream(self) -> Any:
@@ -93,13 +105,17 @@ def krylov_solve(
     training: bool = False,
     guess: Tensor | None = None,
     inner: torch.dtype = torch.float64,
+    noise: Tensor | None = None,
+    error_in_std: float | None = None,
 ) -> KrylovResult:
-    """Conjugate gradients to the tolerance in force, checked on the true residual.
+    """Conjugate gradients to the current tolerance, checked on the true residual.
 
     :param matmul: the product with a matrix of batch shape `batch_shape`, in float64, and in that of `inner`.
     :param num_tridiag: how many leading columns are probes whose Lanczos matrices are wanted.
     :param guess: of the solution, to start from; not with probes.
     :param inner: precision of the iterations; what they come to is refined in float64.
+    :param noise: D of a matrix ``K + D``, shape (*batch, N): the error of a posterior mean is then certified.
+    :param error_in_std: what that error must reach.
     """
     if _one_by_one(rhs, batch_shape):
         some = [
@@ -112,6 +128,8 @@ def krylov_solve(
                 training,
                 None if guess is None else guess[..., number : number + 1],
                 inner,
+                noise,
+                error_in_std,
             )
             for number, column in enumerate(rhs.split(1, -1))
         ]
@@ -121,30 +139,45 @@ def krylov_solve(
     tolerance, budget = settings.tolerance_in_force(training), settings.max_iterations.value()
     norm = wide.norm(dim=-2)
     unit = torch.where(norm > 0, norm, torch.ones_like(norm))
+    in_noise = None if noise is None else noise.double().rsqrt().unsqueeze(-1)
+    error_in_std = None if in_noise is None or not bool(in_noise.isfinite().all()) else error_in_std
+
+    def measure(left: Tensor) -> Tensor:
+        """The larger of the relative residual and the certified error, each over what it may be, times `tolerance`."""
+        relative = left.norm(dim=-2) / unit
+        if error_in_std is None or in_noise is None:
+            return relative
+        return relative.maximum((left * in_noise.to(left.dtype)).norm(dim=-2) * (tolerance / error_in_std))
+
+    def result(lanczos: Tensor | None, left: Tensor, iterations: int) -> KrylovResult:
+        seconds = time.perf_counter() - started
+        bound = math.inf if in_noise is None else largest((left * in_noise).norm(dim=-2))
+        return KrylovResult(
+            solution.to(rhs.dtype), _staying(lanczos), left.norm(dim=-2) / unit, iterations, seconds, tolerance, bound,
+            error_in_std,
+        )  # fmt: skip
 
     left_over = getattr(getattr(precondition, "__self__", None), "left_over", math.inf)
     if guess is None and precondition is not None and left_over <= tolerance:
         # the preconditioner is the matrix to this tolerance: one application, and one product to see that it is
         solution = precondition(wide)
         image = matmul(solution)
-        error = (wide - image).norm(dim=-2) / unit
-        if bool((error <= tolerance).all()):
+        if bool((measure(wide - image) <= tolerance).all()):
             quotient = _quotient((solution * image).sum(-2), (solution * wide).sum(-2))  # shape: (*batch, C)
             lanczos = quotient[..., :num_tridiag, None, None].movedim(-3, 0) if num_tridiag else None
-            seconds = time.perf_counter() - started
-            return KrylovResult(solution.to(rhs.dtype), _staying(lanczos), error, 1, seconds, tolerance)
+            return result(lanczos, wide - image, 1)
 
     solution = torch.zeros_like(wide) if guess is None else guess.double()
     residual = wide if guess is None else wide - matmul(solution)
     iterations, tridiagonal = 0, None
     for attempt in range(_MAX_PASSES):
-        size = residual.norm(dim=-2)
-        if ((attempt or guess is not None) and not bool((size > tolerance * norm).any())) or iterations >= budget:
+        error, size = measure(residual), residual.norm(dim=-2)
+        if ((attempt or guess is not None) and not bool((error > tolerance).any())) or iterations >= budget:
             break
         floor = 0.0 if inner == torch.float64 else 10 * torch.finfo(inner).eps
 
         def stop(current: Tensor, least: Tensor = floor * size) -> Tensor:
-            return (current.norm(dim=-2) <= (0.9 * tolerance * norm).maximum(least)).all()
+            return ((measure(current) <= 0.9 * tolerance) | (current.norm(dim=-2) <= least)).all()
 
         step, used, found = conjugate_gradients(
             matmul,
@@ -165,9 +198,14 @@ def krylov_solve(
                 break
             inner = torch.float64
     # shape: (*batch, C, k, k) -> (num_tridiag, *batch, k, k)
-    lanczos = _staying(None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0))
-    seconds = time.perf_counter() - started
-    return KrylovResult(solution.to(rhs.dtype), lanczos, residual.norm(dim=-2) / unit, iterations, seconds, tolerance)
+    return result(
+        None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0), residual, iterations
+    )
+
+
+def largest(columns: Tensor) -> float:
+    """Of all columns; zero where there are none, infinite where one is not a number."""
+    return float(columns.nan_to_num(math.inf).max()) if columns.numel() else 0.0
 
 
 def _one_by_one(rhs: Tensor, batch_shape: torch.Size) -> bool:
@@ -187,6 +225,8 @@ def _side_by_side(results: Sequence[KrylovResult]) -> KrylovResult:
         max(result.iterations for result in results),
         sum(result.seconds for result in results),
         results[0].tolerance,
+        max(result.error_in_std for result in results),
+        results[0].std_tolerance,
     )
 
 

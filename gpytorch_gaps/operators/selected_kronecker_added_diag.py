@@ -113,8 +113,8 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         diag = self._diag_tensor
         return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
 
-    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
-        return solve_in_force(self._system(), rhs, training, guess)
+    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None, of_data: bool = False) -> Tensor:
+        return solve_in_force(self._system(), rhs, training, guess, of_data)
 
     # -- preconditioner ----------------------------------------------------------------------------------------------
 

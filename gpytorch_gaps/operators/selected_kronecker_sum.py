@@ -26,7 +26,7 @@ from gpytorch_gaps.functions.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
+from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve, largest
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
@@ -179,8 +179,9 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         )
 
     @full_float32()
-    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None) -> Tensor:
+    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None, of_data: bool = False) -> Tensor:
         system, start = self._system(), 1.0
+        error_in_std = settings.mean_tolerance_in_force() if of_data else None
         if guess is not None:
             error = (rhs.double() - system.matmul(guess.double())).norm(dim=-2)
             start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
@@ -195,27 +196,40 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             if start < 1.0 and plan.method == "ignore":
                 plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
         if plan.method == "cholesky":
-            result = self._direct(system, rhs, training)
+            result = self._direct(system, rhs, training, error_in_std)
         else:
             preconditioner = system.preconditioner_of_solves(plan.ranks) if plan.rank else None
             precondition = None if preconditioner is None else preconditioner.solve
             narrow = settings.mixed_precision.value() or self.dtype == torch.float32
             inner = torch.float32 if narrow else torch.float64
-            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training, guess, inner)
+            result = krylov_solve(
+                system.matmul,
+                rhs,
+                precondition,
+                0,
+                self.batch_shape,
+                training,
+                guess,
+                inner,
+                noise=system.diagonal,
+                error_in_std=error_in_std,
+            )
         flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
         report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
         return result.solution
 
-    def _direct(self, system: SumSystem, rhs: Tensor, training: bool) -> KrylovResult:
+    def _direct(self, system: SumSystem, rhs: Tensor, training: bool, error_in_std: float | None) -> KrylovResult:
         started = time.perf_counter()
         wide = rhs.double()
         solution = torch.cholesky_solve(wide, system.cholesky)
         solution = solution + torch.cholesky_solve(wide - system.matmul(solution), system.cholesky)
         norm = wide.norm(dim=-2)
         unit = torch.where(norm > 0, norm, torch.ones_like(norm))
-        residual = (wide - system.matmul(solution)).norm(dim=-2) / unit
+        left = wide - system.matmul(solution)
+        bound = largest((left * system.diagonal.rsqrt().unsqueeze(-1)).norm(dim=-2))
         tolerance, seconds = settings.tolerance_in_force(training), time.perf_counter() - started
-        return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance)
+        residual, error_in_std = left.norm(dim=-2) / unit, None if math.isinf(bound) else error_in_std
+        return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance, bound, error_in_std)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         if self.preconditioner_override is not None:

@@ -24,7 +24,7 @@ def correct_amplified(
     """A correction that brings the *original* residual within the tolerance, and the iterations it took.
 
     :param residual: of the formulation's own system, shape (*batch, n, C).
-    :param original: the relative residual of the original system that one of the own system stands for, per column;
+    :param original: the measure of the original residual that one of the own system stands for, per column;
         it costs half an iteration.
     """
     floor = 10 * torch.finfo(dtype).eps

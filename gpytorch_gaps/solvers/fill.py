@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.amplified import correct_amplified
+from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.system import GapSystem
 
 
@@ -23,11 +24,10 @@ class Fill:
     decomposition of the L x L matrix. Cost an iteration: two Kronecker products, whatever N and L.
     """
 
-    def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float, rank: int = 0, direct: bool = False) -> None:
+    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, rank: int = 0, direct: bool = False) -> None:
         system.require_fillable("fill")
-        self.system, self.rhs, self.tolerance = system, rhs, tolerance
+        self.system, self.rhs, self.goal = system, rhs, goal
         self.flops = 0.0
-        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
         self._preconditioner = None
@@ -60,7 +60,7 @@ class Fill:
         """``K_XZ r_Z`` is the residual of the original system."""
         self.flops += self._columns * self.system.product_flops
         image = self.system.kernel_matmul(residual, self.system.train_index, self.system.gap_index)
-        return self.system.column_norms(image) / self._unit
+        return self.goal.measure(image)
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         if self._cholesky is not None:
@@ -72,7 +72,7 @@ class Fill:
             matmul=self.system.gap_matmul,
             precondition=None if self._preconditioner is None else self._preconditioner.solve,
             original=self.original,
-            tolerance=self.tolerance,
+            tolerance=self.goal.tolerance,
         )
         own = self._preconditioner.flops if self._preconditioner else 0.0
         self.flops += iterations * self._columns * (2.0 * self.system.rotation_flops + own)

@@ -5,6 +5,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.system import GapSystem
 
 
@@ -15,10 +16,9 @@ class Ignore:
     iteration: one Kronecker product, and two rectangular ones for the preconditioner.
     """
 
-    def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float, rank: int = 0, direct: bool = False) -> None:
-        self.system, self.rhs, self.tolerance = system, rhs, tolerance
+    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, rank: int = 0, direct: bool = False) -> None:
+        self.system, self.rhs, self.goal = system, rhs, goal
         self.flops = 0.0
-        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._preconditioner = None
         self._cholesky: Tensor | None = None
@@ -43,12 +43,12 @@ class Ignore:
         return self.rhs - self.system.matmul(iterate)
 
     def original(self, residual: Tensor) -> Tensor:
-        return self.system.column_norms(residual) / self._unit
+        return self.goal.measure(residual)
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         if self._cholesky is not None:
             return torch.cholesky_solve(residual, self._cholesky), 0
-        if self._preconditioner is not None and self._preconditioner.left_over <= self.tolerance:
+        if self._preconditioner is not None and self._preconditioner.left_over <= self.goal.reduction:
             # the preconditioner is the matrix to this tolerance; the residual, taken next, will tell
             self.flops += self._columns * self._preconditioner.flops
             return self._preconditioner.solve(residual), 1
@@ -56,7 +56,9 @@ class Ignore:
         initial = residual.norm(dim=-2)
 
         def stop(current: Tensor) -> Tensor:
-            done = self.original(current) <= 0.9 * self.tolerance  # the recursive residual drifts from the true one
+            done = (
+                self.original(current) <= 0.9 * self.goal.tolerance
+            )  # the recursive residual drifts from the true one
             return (done | (current.norm(dim=-2) <= floor * initial)).all()
 
         step, iterations, _ = conjugate_gradients(

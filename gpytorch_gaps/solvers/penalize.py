@@ -11,6 +11,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.products import kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.system import GapSystem
 
 
@@ -18,17 +19,17 @@ class Penalize:
     """The penalty formulation, with the preconditioner ``(gamma R + s2 I)^-1`` of sec:PG.
 
     Implements: eqn:penalty. Cost an iteration: one Kronecker product on M cells. No refinement makes it more accurate
-    than its penalty; `penalty` None takes ``10 |K| / tolerance``, at which the penalty costs no accuracy asked for.
+    than its penalty; `penalty` None takes ``10 |K|`` over the reduction of the residual that is asked for, at which the
+    penalty itself costs no accuracy.
     """
 
-    def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float, penalty: float | None = None) -> None:
+    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, penalty: float | None = None) -> None:
         system.require_fillable("penalize")
-        self.system, self.rhs, self.tolerance = system, rhs, tolerance
+        self.system, self.rhs, self.goal = system, rhs, goal
         self.flops = 0.0
-        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
-        self.penalty = penalty if penalty is not None else 10.0 * self._kernel_bound() / tolerance
+        self.penalty = penalty if penalty is not None else 10.0 * self._kernel_bound() / goal.reduction
         gaps = torch.zeros(system.num_cells, dtype=torch.float64, device=rhs.device)
         gaps[system.gap_index] = self.penalty
         self._diagonal = (gaps + system.noise).unsqueeze(-1)  # shape: (*batch, M, 1)
@@ -54,7 +55,7 @@ class Penalize:
 
     def original(self, residual: Tensor) -> Tensor:
         """The observed rows of its own residual: all but ``K_XZ a_Z``, which only a larger penalty reduces."""
-        return self.system.column_norms(select_cells(residual, self.system.train_index)) / self._unit
+        return self.goal.measure(select_cells(residual, self.system.train_index))
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         floor = 10 * torch.finfo(dtype).eps
@@ -62,7 +63,7 @@ class Penalize:
         diagonal = self._diagonal.to(dtype)
 
         def stop(current: Tensor) -> Tensor:
-            done = self.original(current) <= 0.5 * self.tolerance
+            done = self.original(current) <= 0.5 * self.goal.tolerance
             return (done | (current.norm(dim=-2) <= floor * initial)).all()
 
         step, iterations, _ = conjugate_gradients(

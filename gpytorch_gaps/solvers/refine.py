@@ -2,7 +2,7 @@
 
 A formulation of the system (ignore, fill, penalize) knows three things: its own residual, computed afresh in float64;
 what that means for the original system; and how to correct an iterate, in whatever precision. The loop corrects until
-every column of the *original* system meets the tolerance, and keeps the best iterate of every column:
+every column of the *original* system meets its goal, and keeps the best iterate of every column:
 
     r = residual(x);   stop if original(r) <= tolerance;   x += correct(r)
 
@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.solvers.goal import Goal
+
 _MAX_PASSES = 12
 
 
@@ -22,6 +24,7 @@ class Formulation(Protocol):
     """One way to write the system, for one set of right-hand sides."""
 
     flops: float
+    goal: Goal
 
     def start(self, guess: Tensor | None) -> Tensor:
         """The first iterate, from a guess of ``a`` where there is one."""
@@ -30,7 +33,7 @@ class Formulation(Protocol):
         """Of the formulation's own system, in float64."""
 
     def original(self, residual: Tensor) -> Tensor:
-        """Relative residual of ``(W K W' + D) a = y`` per column. shape: (*batch, C)"""
+        """What the goal measures of the residual of ``(W K W' + D) a = y``, per column. shape: (*batch, C)"""
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         """An approximate solution of the own system for `residual`, and the iterations it took."""
@@ -42,14 +45,14 @@ class Formulation(Protocol):
 @dataclass(frozen=True)
 class Outcome:
     solution: Tensor  # shape: (*batch, N, C), float64
-    residual: Tensor  # shape: (*batch, C)
+    residual: Tensor  # of the formulation's own system
     iterations: int
     passes: int
-    converged: bool
 
 
-def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, tolerance: float, budget: int) -> Outcome:
-    """Corrects until ``original(residual) <= tolerance`` in every column, `budget` iterations, or no more progress."""
+def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: int) -> Outcome:
+    """Corrects until every column meets the goal, for `budget` iterations, or until there is no more progress."""
+    tolerance = form.goal.tolerance
     iterate = form.start(guess)
     residual = form.residual(iterate)
     error = form.original(residual)
@@ -72,4 +75,4 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, toleranc
             if dtype == torch.float64:
                 break
             dtype = torch.float64  # the lower precision cannot contract this system any further
-    return Outcome(form.finish(iterate), error, iterations, passes, bool((error <= tolerance).all()))
+    return Outcome(form.finish(iterate), residual, iterations, passes)

@@ -1,7 +1,8 @@
-"""Solves a :class:`GapSystem` by a named method or the cheapest, and reports the residual of the original system."""
+"""Solves a :class:`GapSystem` by a named method or the cheapest, and reports what the original system says of it."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from gpytorch_gaps.solvers.choose import (
     still_needed,
 )
 from gpytorch_gaps.solvers.fill import Fill
+from gpytorch_gaps.solvers.goal import Goal, certified_error
 from gpytorch_gaps.solvers.ignore import Ignore
 from gpytorch_gaps.solvers.penalize import Penalize
 from gpytorch_gaps.solvers.refine import Formulation, refine
@@ -46,6 +48,7 @@ def solve_system(
     method: str = "auto",
     rank: int | None = None,
     tolerance: float = 1e-6,
+    error_in_std: float | None = None,
     max_iterations: int = 2000,
     max_cholesky: float = 800,
     penalty: float | None = None,
@@ -58,6 +61,8 @@ def solve_system(
     contract, in float64 altogether.
 
     :param rhs: shape (*batch, N, C).
+    :param error_in_std: also hold the certified error of the posterior mean of data `rhs` to that, in posterior
+        standard deviations (:mod:`gpytorch_gaps.solvers.goal`). It is reported in any case.
     :param guess: of ``a``, to start from. shape (*batch, N, C).
     :return: the solution, in the precision of rhs, and a report, which also goes to active recorders.
     """
@@ -72,72 +77,87 @@ def solve_system(
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     roots = 1.0 if system.row_scale is None else system.row_scale
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
-    unit = system.residual_unit(wide)
+    certified = error_in_std is not None and bool((system.noise > 0).all())
+    goal = Goal.of(system, wide, tolerance, error_in_std / scale if error_in_std and certified else None)
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
-    guess, error = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, unit)
-    start = 1.0 if error is None else float(error.max())
-    if guess is not None and error is not None and start <= tolerance:
-        report = SolveReport(
-            method="ignore" if method == "auto" else method,
-            iterations=0,
-            residual=error,
-            seconds=time.perf_counter() - started,
-            rank=0,
-            num_rhs=columns,
-            converged=True,
-            tolerance=tolerance,
-            reason="the guess is a solution",
-        )
-        report_solve(report, "")
-        return (guess * scale / roots).to(dtype), report
     inner = torch.float32 if mixed or system.dtype == torch.float32 else torch.float64
-    if method == "auto":
-        plans = choose_plans(system, planned_columns(columns), tolerance, max_iterations, max_cholesky, start)
+    given = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, goal)
+    # plans are made for reductions of the right-hand side: that of the goal, and that of the guess
+    start = 1.0 if given is None else min(1.0, given.error * goal.reduction / tolerance)
+    asked = planned_columns(columns), goal.reduction, max_iterations
+    if given is not None and given.error <= tolerance:
+        plan, found, tried = Plan("ignore" if method == "auto" else method, reason="the guess is a solution"), given, ""
     else:
-        plans = iter([_named_plan(system, method, rank, planned_columns(columns), tolerance, max_iterations, start)])
-    iterations, passes, flops, tried = 0, 0, 0.0, ""
-    best: tuple[Plan, Tensor, Tensor] | None = None
-    for plan in plans:
-        found = _solve_by(plan, system, wide, guess, inner, tolerance, plan.budget or max_iterations, penalty)
-        iterations, passes, flops = iterations + found.iterations, passes + found.passes, flops + found.flops
-        if best is None or bool(found.residual.max() < best[2].max()):
-            best = plan, found.solution, found.residual
-        if bool((found.residual <= tolerance).all()):
-            break
-        tried += f"{plan.method} stopped at {float(found.residual.max()):.1e}; "
-        # an iterate worse than nothing is no start for the next
-        guess = found.solution if bool((found.residual < 1.0).all()) else None
-    assert best is not None
-    plan, best_solution, best_residual = best
-    converged = bool((best_residual <= tolerance).all())
-    solution = best_solution * scale / roots
+        if method == "auto":
+            plans = choose_plans(system, *asked, max_cholesky, start)
+        else:
+            plans = iter([_named_plan(system, method, rank, *asked, start)])
+        plan, found, tried = _best_of(
+            plans,
+            lambda plan, guess: _solve_by(
+                plan, system, wide, guess, inner, goal, plan.budget or max_iterations, penalty
+            ),
+            given,
+            goal,
+        )
+    bound = certified_error(system, found.residual * scale, found.solution * scale)
+    converged = found.error <= tolerance and (error_in_std is None or not certified or bound <= error_in_std)
     report = SolveReport(
         method=plan.method,
-        iterations=iterations,
-        residual=best_residual,
+        iterations=found.iterations,
+        residual=goal.relative(found.residual),
         seconds=time.perf_counter() - started,
         rank=plan.rank,
         num_rhs=columns,
         converged=converged,
         tolerance=tolerance,
-        refinements=passes,
-        flops=flops,
+        refinements=found.passes,
+        flops=found.flops,
         expected_seconds=plan.seconds * columns / max(1, planned_columns(columns)),
         reason=f"{tried if converged else ''}{plan.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
+        error_in_std=bound,
+        std_tolerance=error_in_std if certified else None,
     )
     report_solve(report, ADVICE[report.method])
-    return solution.to(dtype), report
+    return (found.solution * scale / roots).to(dtype), report
 
 
 @dataclass
 class _Found:
-    """What a plan came to; `residual` is the relative one of the original system."""
+    """A solution, the residual it leaves in the original system, and what it took."""
 
-    solution: Tensor
-    residual: Tensor
-    iterations: int
-    passes: int
-    flops: float
+    solution: Tensor  # shape: (*batch, N, C)
+    residual: Tensor  # shape: (*batch, N, C)
+    error: float  # of the worst column, as the goal measures it
+    iterations: int = 0
+    passes: int = 0
+    flops: float = 0.0
+
+
+def _best_of(
+    plans: Iterator[Plan], solve: Callable[[Plan, Tensor | None], _Found], given: _Found | None, goal: Goal
+) -> tuple[Plan, _Found, str]:
+    """Plans in turn until one meets the goal, each from what the one before came to; and those that did not, in words.
+
+    What all of them took is added up.
+    """
+    guess, tried = None if given is None else given.solution, ""
+    best: tuple[Plan, _Found] | None = None
+    iterations, passes, flops = 0, 0, 0.0
+    for plan in plans:
+        found = solve(plan, guess)
+        iterations, passes, flops = iterations + found.iterations, passes + found.passes, flops + found.flops
+        if best is None or found.error < best[1].error:
+            best = plan, found
+        if found.error <= goal.tolerance:
+            break
+        reached = goal.relative(found.residual)
+        tried += f"{plan.method} stopped at {float(reached.max()):.1e}; "
+        # an iterate worse than nothing is no start for the next
+        guess = found.solution if bool((reached < 1.0).all()) else None
+    assert best is not None
+    plan, found = best
+    return plan, replace(found, iterations=iterations, passes=passes, flops=flops), tried
 
 
 def _solve_by(
@@ -146,7 +166,7 @@ def _solve_by(
     rhs: Tensor,
     guess: Tensor | None,
     dtype: torch.dtype,
-    tolerance: float,
+    goal: Goal,
     budget: int,
     penalty: float | None,
 ) -> _Found:
@@ -156,43 +176,42 @@ def _solve_by(
     ``1e-16 |K| / s2``. Solving for the residual of the original system, and adding, starts again from there.
     """
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
-    form = _formulation(plan, system, rhs, tolerance, penalty)
-    outcome = refine(form, guess, dtype, tolerance, budget)
-    found = _Found(outcome.solution, outcome.residual, outcome.iterations, outcome.passes, form.flops)
-    if isinstance(form, Ignore) or not columns:  # its own residual is the original one
-        return found
-    unit = system.residual_unit(rhs)
-    left = rhs - system.matmul(found.solution)
-    found.residual = system.column_norms(left) / unit
-    found.flops += columns * system.product_flops
+    form = _formulation(plan, system, rhs, goal, penalty)
+    outcome = refine(form, guess, dtype, budget)
+    same = isinstance(form, Ignore) or not columns  # its own residual is the original one
+    left = outcome.residual if same else rhs - system.matmul(outcome.solution)
+    flops = form.flops + (0.0 if same else columns * system.product_flops)
+    found = _Found(outcome.solution, left, goal.worst(left), outcome.iterations, outcome.passes, flops)
     # the penalty of sec:PG bounds its accuracy, and is not to be worked around
-    for _ in range(0 if isinstance(form, Penalize) else _MAX_RESTARTS):
-        worst = float(found.residual.max())
-        if worst <= tolerance or not worst < _WORTH_RESTART or found.iterations >= budget:
+    for _ in range(0 if same or isinstance(form, Penalize) else _MAX_RESTARTS):
+        far = not float(goal.relative(found.residual).max()) < _WORTH_RESTART
+        if found.error <= goal.tolerance or far or found.iterations >= budget:
             break
-        size = system.residual_unit(left)
-        asked = 0.5 * tolerance / worst  # what is left need not be solved for as well as the whole
-        form = _formulation(plan, system, left / size.unsqueeze(-2), asked, penalty)
-        outcome = refine(form, None, dtype, asked, budget - found.iterations)
+        size = system.residual_unit(found.residual)
+        # what is left need not be solved for as well as the whole
+        form = _formulation(
+            plan, system, found.residual / size.unsqueeze(-2), goal.of_correction(size, found.error), penalty
+        )
+        outcome = refine(form, None, dtype, budget - found.iterations)
         candidate = found.solution + outcome.solution * size.unsqueeze(-2)
-        new_left = rhs - system.matmul(candidate)
-        residual = system.column_norms(new_left) / unit
+        left = rhs - system.matmul(candidate)
+        error, before = goal.worst(left), found.error
         found.iterations, found.passes = found.iterations + outcome.iterations, found.passes + outcome.passes
         found.flops += form.flops + columns * system.product_flops
-        if not bool(residual.max() < 0.5 * worst):
+        if not error < before:
             break
-        found.solution, left, found.residual = candidate, new_left, residual
+        found.solution, found.residual, found.error = candidate, left, error
+        if error > 0.5 * before:
+            break
     return found
 
 
-def _checked_guess(
-    system: GapSystem, rhs: Tensor, guess: Tensor | None, unit: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """A guess that is better than nothing, and its relative residual per column."""
+def _checked_guess(system: GapSystem, rhs: Tensor, guess: Tensor | None, goal: Goal) -> _Found | None:
+    """A guess that is better than nothing, with the residual it leaves."""
     if guess is None:
-        return None, None
-    error = system.column_norms(rhs - system.matmul(guess)) / unit
-    return (guess, error) if bool((error < 1.0).all()) else (None, None)
+        return None
+    left = rhs - system.matmul(guess)
+    return _Found(guess, left, goal.worst(left)) if bool((goal.relative(left) < 1.0).all()) else None
 
 
 def _named_plan(
@@ -200,15 +219,15 @@ def _named_plan(
     method: str,
     rank: int | None,
     columns: int,
-    tolerance: float,
+    reduction: float,
     max_iterations: int,
     start: float,
 ) -> Plan:
     if method == "cholesky":
         return Plan("cholesky", direct="data", budget=max_iterations, reason="asked for")
     if method == "ignore" and rank is None and float(system.noise.min()) > 0:
-        cold = best_rank(system, columns, tolerance)
-        quick = quicker(rank_plans(system, columns, still_needed(tolerance, start)), cold) if start < 1.0 else None
+        cold = best_rank(system, columns, reduction)
+        quick = quicker(rank_plans(system, columns, still_needed(reduction, start)), cold) if start < 1.0 else None
         rank = (quick or cold).rank
     if method in ("penalize", "spectral"):
         rank = 0
@@ -218,11 +237,11 @@ def _named_plan(
     return Plan(method, min(rank or 0, size), budget=max_iterations, reason="asked for")
 
 
-def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, tolerance: float, penalty: float | None) -> Formulation:
+def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, goal: Goal, penalty: float | None) -> Formulation:
     if plan.method == "penalize":
-        return Penalize(system, rhs, tolerance, penalty)
+        return Penalize(system, rhs, goal, penalty)
     if plan.method == "spectral":
-        return Spectral(system, rhs, tolerance)
+        return Spectral(system, rhs, goal)
     if plan.method == "fill" or plan.direct == "gaps":
-        return Fill(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))
-    return Ignore(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))
+        return Fill(system, rhs, goal, plan.rank, direct=bool(plan.direct))
+    return Ignore(system, rhs, goal, plan.rank, direct=bool(plan.direct))

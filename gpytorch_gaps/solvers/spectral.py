@@ -11,6 +11,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.amplified import correct_amplified
+from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.system import GapSystem
 
 
@@ -20,19 +21,18 @@ class Spectral:
     Cost an iteration: two thin Kronecker products, where fill-gaps takes two square ones.
     """
 
-    def __init__(self, system: GapSystem, rhs: Tensor, tolerance: float) -> None:
+    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal) -> None:
         system.require_fillable("spectral")
         if not float(system.noise.min()) > 0:
             raise ValueError("gap_method: got 'spectral' without noise, expected a noise above 0; use 'fill' here")
-        self.system, self.rhs, self.tolerance = system, rhs, tolerance
+        self.system, self.rhs, self.goal = system, rhs, goal
         self.flops = 0.0
-        self._unit = system.residual_unit(rhs)
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
-        vectors, values = system.truncated(tolerance)
+        vectors, values = system.truncated(goal.reduction)
         self._vectors = {torch.float64: vectors}
         products = kron_diagonal(values).unsqueeze(-1)  # shape: (*batch, R, 1)
         noise = system.noise.unsqueeze(-1)
-        kept = products >= system.level(tolerance)
+        kept = products >= system.level(goal.reduction)
         shift = torch.where(kept, noise / products, 0.0)  # s2 T^-1
         self._all_kept = bool(kept.all())
         share = system.num_train / system.num_cells  # Phi' W'W Phi is close to it where gaps are scattered
@@ -40,7 +40,7 @@ class Spectral:
         self._amplified = products / noise
         self._target = self._project(rhs)
         self._at_zero = False
-        self._half_flops = system.truncated_flops(tolerance)
+        self._half_flops = system.truncated_flops(goal.reduction)
 
     def _in(self, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         if dtype not in self._vectors:
@@ -83,7 +83,7 @@ class Spectral:
     def original(self, residual: Tensor) -> Tensor:
         self.flops += self._columns * self._half_flops
         image = self._expand(self._amplified.to(residual.dtype) * residual)
-        return self.system.column_norms(image) / self._unit
+        return self.goal.measure(image)
 
     def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         inverse = self._in(dtype)[1][1]
@@ -94,7 +94,7 @@ class Spectral:
             matmul=self._matmul,
             precondition=lambda r: inverse * r,
             original=self.original,
-            tolerance=self.tolerance,
+            tolerance=self.goal.tolerance,
         )
         self.flops += iterations * self._columns * 2.0 * self._half_flops
         return step, iterations

@@ -31,6 +31,7 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.rates import Rates, rates_of
 
 _NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
+_ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 
 
@@ -267,6 +268,19 @@ class GapSystem:
     def column_norms(self, x: Tensor) -> Tensor:
         """``||x||`` per column, in the original units. shape: (*batch, N, C) -> (*batch, C)"""
         return (x if self.row_scale is None else x * self.row_scale).norm(dim=-2)
+
+    def noise_norms(self, x: Tensor) -> Tensor:
+        """``||D^(-1/2) x||`` per column, in the units of the right-hand side. shape: (*batch, N, C) -> (*batch, C)"""
+        return (x * self.noise.rsqrt().to(x.dtype).unsqueeze(-1)).norm(dim=-2)  # a whitened x is D^(-1/2) x already
+
+    def rounding_norms(self, x: Tensor) -> Tensor:
+        """What rounding adds to ``||D^(-1/2) A x||`` per column: a few eps times the norm of a row of ``K diag(x)``.
+
+        shape: (*batch, N, C) -> (*batch, C)
+        """
+        row = self.once("row", lambda: math.prod(float(f.square().sum(-1).max()) for f in self.factors()))
+        noise = self.noise.reciprocal().mean(-1, keepdim=True).sqrt()
+        return _ROUNDINGS * torch.finfo(torch.float64).eps * math.sqrt(row) * noise * x.norm(dim=-2)
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
         """What a residual is relative to: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""

@@ -14,6 +14,7 @@ from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers import amplified, ignore
+from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.spectral import Spectral
 from gpytorch_gaps.solvers.sum import KroneckerTerm
 from gpytorch_gaps.solvers.system import GapSystem
@@ -238,13 +239,13 @@ def test_no_denormal_numbers_in_float32():
     system = GapSystem(own, index, constant(0.1))
     term = KroneckerTerm(own, {})
     term.matmul(torch.zeros(3000, 1))
-    preconditioner = system.eigen_preconditioner(40)
+    preconditioner, rhs = system.eigen_preconditioner(40), dense.randn(len(index), 1)
     narrow = [
         *system.factors(torch.float32),
         *term._narrow,
         *system.eigen(torch.float32).vectors,
         *preconditioner._narrow[0],
-        *Spectral(system, dense.randn(len(index), 1), 1e-6)._in(torch.float32)[0],
+        *Spectral(system, rhs, Goal.of(system, rhs, 1e-6))._in(torch.float32)[0],
     ]
     for matrix in narrow:
         assert matrix.dtype == torch.float32
