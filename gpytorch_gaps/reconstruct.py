@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,16 @@ _ADVICE = "more max_iterations, more memory for the dense block of the precondit
 class ReconstructionReport(SolveReport):
     """How a reconstruction went.
 
-    `residual` is that of the weights' system, ``|Phi'W'y - (s2 T^-1 + Phi'W'W Phi) w| / |Phi'W'y|``, in float64;
-    `system_residual` that of ``(K_XX + s2 I) a = y``, which amplifies it by up to ``|K| / s2``. `kernel_error` bounds
-    ``|K - Phi T Phi'| / s2``: what the truncated basis, its factorisation and rounding leave out.
+    `error_in_std` bounds the error of the mean at every point, in units of the posterior standard deviation there: what
+    the solve has left, and what the eigenvalues that were dropped may add. `residual` is that of the weights' system,
+    ``|Phi'W'y - (s2 T^-1 + Phi'W'W Phi) w| / |Phi'W'y|``, in float64. `kernel_error` bounds ``|K - Phi T Phi'| / s2``:
+    what the truncated basis, its factorisation and rounding leave out of the kernel itself.
     """
 
-    system_residual: float = math.inf
     kernel_error: float = math.inf
+    misfit: float = math.nan
+    """Root mean square of ``y - f`` at the observations, in units of the noise: about 1 or below if the noise is
+    right."""
     shape: tuple[int, ...] = ()
     num_train: int = 0
     ranks: tuple[int, ...] = ()
@@ -76,9 +79,8 @@ class ReconstructionReport(SolveReport):
             shared = f"; {self.num_processes} processes, each of which sent {sent} an iteration ({self.traffic})"
         return (
             f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "
-            f"which leave out {self.kernel_error:.1e} of the noise; {super().__str__()}; that is "
-            f"{self.system_residual:.1e} in the original system; reading took {self.read_seconds:.3g} s, the basis "
-            f"{self.setup_seconds:.3g} s{shared}"
+            f"which leave out {self.kernel_error:.1e} of the noise; {super().__str__()}; reading took "
+            f"{self.read_seconds:.3g} s, the basis {self.setup_seconds:.3g} s{shared}"
         )
 
 
@@ -89,8 +91,7 @@ def reconstruct(
     noise: float | Tensor,
     *,
     mean: float = 0.0,
-    tolerance: float = 1e-6,
-    system_tolerance: float | None = None,
+    tolerance: float = 1e-2,
     max_iterations: int = 2000,
     memory: float = 2**31,
     checkpoint: str | Path | None = None,
@@ -106,10 +107,8 @@ def reconstruct(
     :param kernels: one for each axis, with its hyperparameters; or its matrix, (m_i, m_i).
     :param noise: the variance s2, above zero.
     :param mean: of f.
-    :param tolerance: relative residual of the weights, a thousandth of it where gaps hang together; eigenvalues below
-        `tolerance` times the noise are dropped. The error of the mean is larger where nothing is observed near.
-    :param system_tolerance: what the residual of the original system must reach as well, as far as the truncated kernel
-        tells; eigenvalues below a tenth of it times the noise are dropped. None: it is only reported.
+    :param tolerance: largest error of the mean, at every point, in units of the posterior standard deviation there.
+        The bound that is reached is in ``report.error_in_std``.
     :param memory: bytes that the preconditioner may take where gaps are clustered.
     :param checkpoint: a file from which the same call goes on where it was stopped.
     :param output: an ``.npy`` file that the mean is written to. It is there once it is whole; until then
@@ -125,9 +124,7 @@ def reconstruct(
     ranks = ranks_of(group, "reconstruct")
     problem = ranks.together(
         "checking what it was given",
-        lambda: Problem(
-            values, axes, kernels, noise, mean, tolerance, system_tolerance, max_iterations, memory, checkpoint, output
-        ),
+        lambda: Problem(values, axes, kernels, noise, mean, tolerance, max_iterations, memory, checkpoint, output),
     )
     if ranks.size > 1:
         problem.share(values, ranks)
@@ -145,19 +142,26 @@ def reconstruct(
         solver = WeightSolver(
             space,
             rhs,
-            norm,
             tolerance=problem.tolerance,
-            system_tolerance=problem.system_tolerance,
             max_iterations=max_iterations,
             memory=problem.memory,
             watch=state.watch,
         )
         begun, sent = time.perf_counter(), ranks.traffic.total
-        found = solver.solve(state.start, state.iterations)
+        found = solver.solve(state.start)
         sent = ranks.traffic.total - sent
         state.save(found.weights, found.iterations, done=found.converged)
-        report = _report(space, found, time.perf_counter() - begun, problem.tolerance, setup, read, sent)
-        _tell(report, problem.system_tolerance)
+        misfit = space.misfit(found.weights, rhs, norm)
+        dropped = misfit * problem.truncation_error if weights.size < grid.num_cells else 0.0
+        report = replace(
+            _report(space, found, solver.reduction, problem.tolerance, dropped),
+            seconds=time.perf_counter() - begun,
+            read_seconds=read,
+            setup_seconds=setup,
+            misfit=misfit,
+            bytes_per_iteration=sent / max(1, found.iterations),
+        )
+        _tell(report, dropped)
         result = Reconstruction(grid, problem.kernels, weights, found.weights, problem.mean, slabs.dtype, report)
         if target is not None:
             result.write(target)
@@ -166,14 +170,14 @@ def reconstruct(
     return result
 
 
-def _tell(report: ReconstructionReport, system_tolerance: float | None) -> None:
-    """Reports, and warns of what was not reached."""
+def _tell(report: ReconstructionReport, dropped: float) -> None:
+    """Records the report, and warns of what was not reached.
+
+    :param dropped: the part of the error that is due to dropped eigenvalues.
+    """
     advice = _ADVICE
-    if system_tolerance is not None and report.worst_residual <= report.tolerance:
-        advice = (
-            f"a larger system_tolerance: the residual of the original system is {report.system_residual:.1e} where "
-            f"{system_tolerance:.1e} was asked for, which rounding may forbid"
-        )
+    if dropped > 0.5 * report.error_in_std:
+        advice = f"more noise: the data differ from their mean by {report.misfit:.1e} times its standard deviation"
     report_solve(report, advice)
     if report.kernel_error > 1.0:
         warnings.warn(
@@ -295,37 +299,34 @@ class Reconstruction:
 
 
 def _report(
-    space: WeightSpace,
-    found: WeightSolution,
-    seconds: float,
-    tolerance: float,
-    setup: float,
-    read: float,
-    sent: int,
+    space: WeightSpace, found: WeightSolution, reduction: float, tolerance: float, dropped: float
 ) -> ReconstructionReport:
+    """What is known without a clock.
+
+    :param dropped: the error that dropped eigenvalues may add, in posterior standard deviations.
+    """
+    error_in_std = math.hypot(found.error_in_std, dropped)
     return ReconstructionReport(
         method="spectral",
         iterations=found.iterations,
         residual=torch.tensor([found.residual], dtype=torch.float64),
-        seconds=seconds,
+        seconds=0.0,
         rank=found.rank,
         num_rhs=1,
-        converged=found.converged,
-        tolerance=tolerance,
+        converged=error_in_std <= tolerance,
+        tolerance=math.inf,  # the residual is only reported
+        error_in_std=error_in_std,
+        std_tolerance=tolerance,
         refinements=found.passes,
         flops=found.flops,
-        expected_seconds=space.expected_seconds(tolerance),
+        expected_seconds=space.expected_seconds(reduction),
         reason=("no axis truncates: this is fill-gaps; " if space.basis.is_full else "")
-        + f"about {space.expected_iterations(tolerance):.0f} iterations if the gaps are scattered",
-        system_residual=found.system_residual,
+        + f"about {space.expected_iterations(reduction):.0f} iterations if the gaps are scattered",
         kernel_error=space.basis.error / space.noise,
         shape=space.basis.shape,
         num_train=space.num_train,
         ranks=space.basis.ranks,
         basis_size=space.weights.size,
-        read_seconds=read,
-        setup_seconds=setup,
         num_processes=space.weights.ranks.size,
         traffic=copy.deepcopy(space.weights.ranks.traffic),
-        bytes_per_iteration=sent / max(1, found.iterations),
     )

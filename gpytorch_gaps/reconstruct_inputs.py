@@ -21,6 +21,8 @@ from gpytorch_gaps.kronecker.symmetry import largest_and_asymmetry
 from gpytorch_gaps.kronecker.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.slabs import Slabs
 
+_DROPPED_SHARE = 1 / 400  # of the tolerance that dropped eigenvalues may use up, at a misfit of 1
+
 
 def number(name: str, value: Any, what: str = "number") -> float:
     shape = tuple(getattr(value, "shape", ()))
@@ -130,7 +132,6 @@ class Problem:
         noise: float | Tensor,
         mean: float,
         tolerance: float,
-        system_tolerance: float | None,
         max_iterations: Any,
         memory: float,
         checkpoint: str | Path | None,
@@ -138,7 +139,6 @@ class Problem:
     ) -> None:
         self.noise, self.mean = positive("noise", noise, "variance"), number("mean", mean)
         self.tolerance, self.memory = positive("tolerance", tolerance), positive("memory", memory)
-        self.system_tolerance = None if system_tolerance is None else positive("system_tolerance", system_tolerance)
         if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
             raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
         self.max_iterations = int(max_iterations)
@@ -154,10 +154,7 @@ class Problem:
                 "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
                 **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
                 **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
-                **{
-                    name: getattr(self, name)
-                    for name in ("noise", "mean", "tolerance", "system_tolerance", "max_iterations", "memory")
-                },
+                **{name: getattr(self, name) for name in ("noise", "mean", "tolerance", "max_iterations", "memory")},
                 "output": str(self.output),
                 "checkpoint": str(self.checkpoint),
             }
@@ -172,6 +169,20 @@ class Problem:
         factors = [
             kernel_matrix(axis, *pair) for axis, pair in enumerate(zip(self.kernels, self.grid.axes, strict=True))
         ]
-        # the original residual sees what is dropped, and is to be reached
-        asked = self.tolerance if self.system_tolerance is None else min(self.tolerance, 0.1 * self.system_tolerance)
-        return truncated_eigh(factors, asked * self.noise, keep_rounded=self.system_tolerance is not None)
+        return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
+
+    @property
+    def truncation_error(self) -> float:
+        """What dropped eigenvalues may add to the error of the mean, in its standard deviations, at a misfit of 1."""
+        return _DROPPED_SHARE * self.tolerance
+
+
+def truncation_level(tolerance: float, cells: int) -> float:
+    """Eigenvalues that may be dropped, over the noise, for an error of the mean of `tolerance` standard deviations.
+
+    Without the part ``K_d`` of the kernel, of eigenvalues below a level, the mean at x lacks ``k_d(x, X) a`` with
+    ``a = (y - f) / s2``. For residuals as the model expects them, its variance is at most ``level k_d(x, x) / s2``,
+    where the posterior variance at x is at least ``k_d(x, x)``, nearly: the error is ``sqrt(level / s2)`` standard
+    deviations, or ``sqrt(2 log 2M)`` times that at the worst of M cells.
+    """
+    return (_DROPPED_SHARE * tolerance) ** 2 / (2.0 * math.log(2.0 * cells))

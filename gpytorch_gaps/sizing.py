@@ -100,11 +100,11 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
 
 
 def plan_of(
-    axes: Sequence[Any], kernels: Sequence[Kernel | Tensor], noise: float, processes: int, tolerance: float = 1e-6
+    axes: Sequence[Any], kernels: Sequence[Kernel | Tensor], noise: float, processes: int, tolerance: float = 1e-2
 ) -> Plan:
     """The same for what `reconstruct` would be called with; the kernels are decomposed, no values are needed."""
     problem = Problem(
-        _Nothing(tuple(len(axis) for axis in axes)), axes, kernels, noise, 0.0, tolerance, None, 1, 1.0, None, None
+        _Nothing(tuple(len(axis) for axis in axes)), axes, kernels, noise, 0.0, tolerance, 1, 1.0, None, None
     )
     with torch.no_grad():
         basis = problem.basis()

@@ -92,12 +92,25 @@ class Exact:
         self.kernel_norm = float(torch.linalg.matrix_norm(kernel, 2))
         system = kernel[self.observed][:, self.observed] + noise * torch.eye(len(self.y), dtype=torch.float64)
         self.a = torch.linalg.solve(system, self.y)
+        self.root = torch.linalg.cholesky(system)
         self.grid = (kernel[:, self.observed] @ self.a + mean).view([len(axis) for axis in axes])
 
     def at(self, points):
         points = torch.as_tensor(np.asarray(points), dtype=torch.float64)
         rows = covariance(self.kernels, self.axes, points, self.cells[self.observed])
         return rows @ self.a + self.prior_mean
+
+    def deviation(self, points):
+        """The posterior standard deviation of f."""
+        points = torch.as_tensor(np.asarray(points), dtype=torch.float64)
+        rows = covariance(self.kernels, self.axes, points, self.cells[self.observed])
+        prior = torch.cat([covariance(self.kernels, self.axes, one, one).view(1) for one in points.split(1)])
+        return (prior - torch.linalg.solve_triangular(self.root, rows.mT, upper=False).square().sum(0)).sqrt()
+
+    def error_in_std(self, result, points=None):
+        """The largest error of a mean, in units of the posterior standard deviation."""
+        points = self.cells if points is None else points
+        return float(((result.at(points) - self.at(points)).abs() / self.deviation(points)).max())
 
 
 def field(axes, pattern="random", fraction=0.3, seed=0, noise=NOISE):
@@ -261,15 +274,21 @@ def test_axes_of_one_point(shape):
     )
 
 
-@pytest.mark.parametrize("scale", [1e-170, 1e-100, 1e-30, 1e30, 1e100])
-def test_values_of_any_size(scale):
-    """The mean is linear in the values: scaled ones give a scaled mean, after as many iterations."""
+@pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e-6, 1e6, 1e30, 1e100])
+def test_values_of_any_unit(scale):
+    """In other units of the values, with a model in the same: the same mean, error bound and number of iterations."""
     axes = lines(14, 17)
     kernels, values = kernels_for(axes), field(axes)
-    plain, scaled = run(values, axes, kernels), run(scale * values, axes, kernels)
+    with torch.no_grad():
+        matrices = [
+            kernel.double()(torch.as_tensor(axis)).to_dense() for kernel, axis in zip(kernels, axes, strict=True)
+        ]
+    plain = run(values, axes, matrices)
+    scaled = run(scale * values, axes, [scale**2 * matrices[0], matrices[1]], scale**2 * NOISE)
     assert scaled.report.converged
+    assert scaled.report.error_in_std == pytest.approx(plain.report.error_in_std, rel=0.5)  # a residual of float32
     assert dense.relative(whole(scaled) / scale, whole(plain)) < 1e-5
-    assert scaled.report.iterations <= plain.report.iterations + 5
+    assert abs(scaled.report.iterations - plain.report.iterations) <= 1
 
 
 def test_the_mean_is_subtracted_and_added_again():
@@ -309,25 +328,14 @@ def test_extrapolation_equals_a_dense_gp_and_goes_to_the_mean():
     assert abs(float(result.at([[40.0, 0.5]])) - 3.0) < 1e-12
 
 
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-6])
-def test_extrapolation_is_within_what_the_report_implies(tolerance):
-    """A rigorous bound. With P on the kept functions, k the row of covariances of x with the grid, E the error of K:
-
-    the mean is ``k P W' a~ - k Phi r / s2``, and ``|k| <= sqrt(k(x,x) |K|)``, ``|k (I - P)| <= sqrt(k(x,x) E)``.
-    """
+@pytest.mark.parametrize("tolerance", [1.0, 1e-2, 1e-4])
+def test_extrapolation_is_within_what_the_report_certifies(tolerance):
     axes = lines(16, 15)
     kernels, values = [se(0.3), se(0.4)], field(axes)
-    exact = Exact(values, axes, kernels)
     result = run(values, axes, kernels, tolerance=tolerance)
-    report, y = result.report, float(exact.y.norm())
     outside = 1.0 + dense.randn(100, 2).abs()
-    error = float((result.at(outside) - exact.at(outside)).abs().max())
-    a = float(exact.a.norm())
-    apart = report.kernel_error * a + report.system_residual * y / NOISE
-    bound = math.sqrt(exact.kernel_norm) * (apart + report.worst_residual * y / NOISE)
-    bound += math.sqrt(report.kernel_error * NOISE) * a
-    assert error <= bound
-    assert error > 0
+    error = Exact(values, axes, kernels).error_in_std(result, outside)
+    assert 0 < error <= result.report.error_in_std <= tolerance
 
 
 def test_points_in_any_form_and_any_number(monkeypatch):
@@ -535,40 +543,50 @@ def test_noises_of_other_types(noise):
 # -- certificates ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", ["random", "block"])
-@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-4, 1e-8])
-@pytest.mark.parametrize("noise", [1e-3, 1.0])
-def test_the_mean_is_as_far_off_as_the_report_implies_when_eps_is_large_on_purpose(pattern, tolerance, noise):
-    """Rigorous bounds from reported numbers, for A = K_XX + s2 I, the kernel wrong by ``E <= kernel_error s2``:
-
-    ``a~ - a = A~^-1 ((K - K~)_XX a - r_o)`` for the residual ``r_o`` of the original system, so that
-    ``|a~ - a| <= (kernel_error + system_residual) |y| / s2``; where there are data the mean is ``y - s2 a``.
-    On the grid, ``|K~ W' A~^-1| <= sqrt(|K~| / s2) / 2``, and the residual r of the weights adds ``|K~| / s2 |r|``.
-    """
+@pytest.mark.parametrize("pattern", ["random", "block", "slice", "one observation", "none"])
+@pytest.mark.parametrize("tolerance", [1.0, 1e-2, 1e-5])
+@pytest.mark.parametrize("noise", [1e-4, 1.0])
+def test_the_mean_is_within_what_the_report_certifies(pattern, tolerance, noise):
     axes = lines(13, 12)
-    kernels, values = [se(0.3), se(0.2)], field(axes, pattern)
-    exact = Exact(values, axes, kernels, noise)
+    kernels, values = [se(0.3), matern(0.2)], field(axes, pattern)
     result = run(values, axes, kernels, noise, tolerance=tolerance)
-    report, y = result.report, float(exact.y.norm())
-    assert report.converged
-    assert tolerance <= report.kernel_error <= 3.0 * tolerance + 1e-12 * exact.kernel_norm / noise
-    difference = (whole(result) - exact.grid).flatten()
-    rounding = 1e-13 * y * exact.kernel_norm / noise
-    at_data = float(difference[exact.observed].norm())
-    assert at_data <= (report.kernel_error + report.system_residual) * y + rounding
-    largest = exact.kernel_norm * (1.0 + report.kernel_error)
-    error = report.kernel_error * noise
-    bound = error * float(exact.a.norm()) * (1.0 + 0.5 * math.sqrt(largest / noise))
-    bound += largest / noise * report.worst_residual * y
-    assert float(difference.norm()) <= bound + rounding
-    if tolerance >= 1e-2:
-        assert at_data > 1e-6 * y, "nothing was at stake"
+    assert result.report.converged
+    error = Exact(values, axes, kernels, noise).error_in_std(result)
+    assert error <= result.report.error_in_std <= tolerance
+
+
+MISSED = {  # shape, kernel, pattern, share of gaps, noise: zeros in the gaps left a relative residual below 1e-6
+    "one iteration": ((40, 44), [matern(0.3, 0.5), matern(0.3, 0.5)], "random", 0.05, 1e-8),
+    "a tenth off": ((40, 44), [matern(0.05), matern(0.05)], "random", 0.3, 1e-6),
+    "half off": ((40, 44), [matern(0.05), matern(0.05)], "random", 0.3, 1e-7),
+    "a block": ((30, 28), [matern(0.3, 0.5), matern(0.3, 0.5)], "block", 0.3, 1e-7),
+}
+
+
+@pytest.mark.parametrize("case", MISSED)
+def test_a_small_residual_is_not_taken_for_a_small_error(case):
+    shape, kernels, pattern, share, noise = MISSED[case]
+    axes = lines(*shape)
+    values = field(axes, pattern, share, noise=noise)
+    result = run(values, axes, kernels, noise)
+    assert result.report.converged
+    assert Exact(values, axes, kernels, noise).error_in_std(result) <= result.report.error_in_std <= 1e-2
+
+
+def test_noise_far_too_small_for_the_data_is_named():
+    """Eigenvalues were dropped for residuals of the size of the noise; these are 500 times as large."""
+    axes = lines(20, 20)
+    values = 10.0 * field(axes, noise=1.0)
+    with pytest.warns(NotConvergedWarning, match=r"more noise: the data differ from their mean by \d"):
+        result = run(values, axes, [se(0.5), se(0.5)], 1e-4)
+    assert result.report.misfit > 400
+    assert result.report.error_in_std > 1e-2
 
 
 def test_a_large_tolerance_drops_much_and_a_small_one_little():
     axes = lines(13, 12)
     kernels, values = [se(0.3), se(0.2)], field(axes)
-    sizes = [run(values, axes, kernels, tolerance=tolerance).report.basis_size for tolerance in (1e-1, 1e-4, 1e-8)]
+    sizes = [run(values, axes, kernels, tolerance=tolerance).report.basis_size for tolerance in (10.0, 1e-2, 1e-5)]
     assert sizes[0] < sizes[1] < sizes[2] < 13 * 12
 
 
@@ -583,21 +601,19 @@ def test_a_kernel_that_float64_does_not_resolve_is_told():
 # -- reports ---------------------------------------------------------------------------------------------------------
 
 
-def residuals(result, exact, noise):
-    """Of the weights' system and of ``(K~_XX + s2 I) a = y``, dense."""
+def own_residual(result, exact, noise):
+    """Of the weights' system, dense: relative, and weighted as the certificate does."""
     basis = result._basis
     rows = dense.kron(basis.vectors)[exact.observed]
     products, w = basis.products.flatten(), result.weights.flatten()
     kept = products > 0
     target = (rows.mT @ exact.y) * kept
-    own = (target - (rows.mT @ (rows @ w)) * kept - torch.where(kept, noise / products, 0.0) * w).norm() / target.norm()
-    a = (exact.y - rows @ w) / noise
-    original = (exact.y - rows @ (products * (rows.mT @ a)) - noise * a).norm() / exact.y.norm()
-    return float(own), float(original)
+    left = target - (rows.mT @ (rows @ w)) * kept - torch.where(kept, noise / products, 0.0) * w
+    return float(left.norm() / target.norm()), float((products.sqrt() * left).norm() / noise)
 
 
 @pytest.mark.parametrize("pattern", ["random", "block"])
-@pytest.mark.parametrize("options", [{}, {"tolerance": 1e-3}, {"system_tolerance": 1e-5}, {"max_iterations": 4}])
+@pytest.mark.parametrize("options", [{}, {"tolerance": 1e-4}, {"max_iterations": 4}])
 def test_the_report_is_true(pattern, options):
     axes = lines(14, 17)
     kernels, values = kernels_for(axes), field(axes, pattern)
@@ -605,13 +621,15 @@ def test_the_report_is_true(pattern, options):
         warnings.simplefilter("ignore", NotConvergedWarning)
         result = run(values, axes, kernels, 1e-4, **options)
     report = result.report
-    own, original = residuals(result, Exact(values, axes, kernels, 1e-4), 1e-4)
+    exact = Exact(values, axes, kernels, 1e-4)
+    own, certified = own_residual(result, exact, 1e-4)
+    misfit = (exact.y - whole(result).flatten()[exact.observed]).square().mean().sqrt() / 1e-2
     assert report.worst_residual == pytest.approx(own, rel=1e-2, abs=1e-13)
-    assert report.system_residual == pytest.approx(original, rel=1e-2, abs=1e-10)
+    assert report.misfit == pytest.approx(float(misfit), rel=0.1)
+    assert certified <= report.error_in_std <= math.hypot(1.01 * certified, report.misfit * report.std_tolerance / 400)
     assert report.residual.shape == (1,)
-    assert report.tolerance == options.get("tolerance", 1e-6)
-    reached = own <= report.tolerance and original <= options.get("system_tolerance", math.inf)
-    assert report.converged == reached == ("max_iterations" not in options)
+    assert report.std_tolerance == options.get("tolerance", 1e-2)
+    assert report.converged == (report.error_in_std <= report.std_tolerance) == ("max_iterations" not in options)
     assert solves == [report]
     assert isinstance(report, SolveReport)
     assert isinstance(report, ReconstructionReport)
@@ -626,27 +644,10 @@ def test_the_report_is_true(pattern, options):
     assert report.flops > 0
     assert report.refinements >= 1
     text = str(report)
-    for part in ("14 x 17 cells", f"{report.num_train} observed", "which leave out", "in the original system"):
+    for part in ("14 x 17 cells", f"{report.num_train} observed", "which leave out", "standard deviations"):
         assert part in text
     assert ("NOT CONVERGED" in text) == (not report.converged)
     assert repr(report).startswith("<ReconstructionReport ")
-
-
-@pytest.mark.parametrize("pattern", ["random", "block"])
-@pytest.mark.parametrize("noise", [1e-4, 1e-2])
-def test_a_tolerance_of_the_original_system_holds_for_the_whole_kernel(pattern, noise):
-    """With what is dropped put back: ``|y - (K_XX + s2 I) a| / |y|`` for ``a = (y - f) / s2``; f is as right."""
-    axes = lines(14, 17)
-    kernels, values = [se(0.3), se(0.4)], field(axes, pattern, noise=noise)
-    exact = Exact(values, axes, kernels, noise)
-    result = run(values, axes, kernels, noise, tolerance=1e-3, system_tolerance=1e-6)
-    assert result.report.converged
-    cells = exact.cells[exact.observed]
-    a = (exact.y - whole(result).flatten()[exact.observed]) / noise
-    residual = exact.y - covariance(kernels, axes, cells, cells) @ a - noise * a
-    assert float(residual.norm() / exact.y.norm()) <= 1.2e-6
-    at_data = (whole(result) - exact.grid).flatten()[exact.observed]
-    assert float(at_data.norm() / exact.y.norm()) <= 1.2e-6
 
 
 def test_a_full_basis_is_called_fill_gaps():
@@ -735,8 +736,6 @@ BAD = {
     "NaN tolerance": (call(tolerance=NAN), "tolerance: got nan"),
     "infinite tolerance": (call(tolerance=math.inf), "tolerance: got inf"),
     "no tolerance": (call(tolerance=None), "tolerance"),
-    "system tolerance of zero": (call(system_tolerance=0.0), "system_tolerance: got 0.0"),
-    "NaN system tolerance": (call(system_tolerance=NAN), "system_tolerance: got nan"),
     "memory of zero": (call(memory=0), "memory: got 0"),
     "negative memory": (call(memory=-5), "memory: got -5"),
     "no iterations": (call(max_iterations=0), "max_iterations"),
@@ -1008,7 +1007,7 @@ OTHERS = {
     "noise": ({"noise": 2 * NOISE}, "noise differ"),
     "lengthscale": ({"kernels": [se(0.31), matern(0.5)]}, "kernels, axes or tolerance differ"),
     "axis": ({"axes": [np.linspace(0, 1.1, 9), lines(8)[0]]}, "kernels, axes or tolerance differ"),
-    "tolerance": ({"tolerance": 1e-2}, "kernels, axes or tolerance differ"),
+    "tolerance": ({"tolerance": 100.0}, "kernels, axes or tolerance differ"),
     "values": ({"values": field(lines(9, 8), seed=5)}, "values or mean differ"),
     "mean": ({"mean": 0.1}, "values or mean differ"),
     "shape": ({"values": field(lines(9, 7)), "axes": lines(9, 7)}, "kernels, axes or tolerance differ"),
@@ -1188,9 +1187,9 @@ def test_on_a_device_the_residual_is_read_every_ten_iterations(pattern):
     with standin.count_transfers() as counts:
         result = run(standin.to_standin(values), there, kernels_for(axes), tolerance=1e-9)
     waits = [event for event in counts.events if "weights.py" in event.where or "weight_space.py" in event.where]
-    # besides: a residual for every pass, and what is decided once
-    passes, decided = result.report.refinements, 12
-    assert len(waits) <= result.report.iterations / 10 + 3 * passes + decided, counts.by_line
+    # besides: a residual and its certificate for every pass, and what is decided once
+    passes, decided = result.report.refinements, 14
+    assert len(waits) <= result.report.iterations / 10 + 5 * passes + decided, counts.by_line
     assert dense.relative(whole(result).host, whole(expected)) < 1e-7
 
 

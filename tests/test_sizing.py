@@ -16,7 +16,7 @@ WORK = "tests.distributed._work"
 @pytest.mark.parametrize("count", [2, 4])
 def test_bytes_of_a_smooth_kernel(count):
     """A float32 vector for every iteration, a float64 one for every residual, and numbers."""
-    found = run_ranks(count, WORK, "reconstruct", (40, 30), {"tolerance": 1e-6})[0]
+    found = run_ranks(count, WORK, "reconstruct", (40, 30), {"tolerance": 1e-2})[0]
     expected = plan((40, 30), found["ranks"], count)
     box = math.prod(found["ranks"])
     assert not expected.in_parts
@@ -30,7 +30,7 @@ def test_bytes_of_a_smooth_kernel(count):
 def test_bytes_of_a_rough_kernel(count, monkeypatch):
     shape = (16, 12, 8)
     monkeypatch.setattr("gpytorch_gaps.solvers.weights._FEW", 0)
-    results = run_ranks(count, WORK, "reconstruct", shape, {"kind": "Matern", "tolerance": 1e-6})
+    results = run_ranks(count, WORK, "reconstruct", shape, {"kind": "Matern", "tolerance": 1e-2})
     expected = plan(shape, results[0]["ranks"], count)
     assert expected.in_parts
     for found in results:
@@ -43,7 +43,7 @@ def test_bytes_of_a_rough_kernel(count, monkeypatch):
 
 def test_a_plan_from_kernels_is_that_of_the_basis():
     shape = (40, 30)
-    result = work.solve(None, shape, tolerance=1e-6)
+    result = work.solve(None, shape, tolerance=1e-2)
     kernels = work.kernels_of("RBF", 2, 0.3)
     expected = plan_of(work.axes_of(shape), kernels, 1e-2, 2)
     assert expected.ranks == result.report.ranks

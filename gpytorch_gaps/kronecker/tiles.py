@@ -61,26 +61,22 @@ class MaskedGrid:
 
     def gram(self, bases: Sequence[Tensor], weights: Tensor) -> Tensor:
         """``Phi' W'W Phi w``, in the precision of the bases. shape: (r_1, .., r_d) -> (r_1, .., r_d)"""
-        return self._sweep(bases, weights.to(bases[0].dtype), True)
-
-    def squared_norm(self, bases: Sequence[Tensor], weights: Tensor) -> float:
-        """``|W Phi w|^2``."""
-        return float(self._sweep(bases, weights.to(bases[0].dtype), False))
+        return self._sweep(bases, weights.to(bases[0].dtype))
 
     def project(self, bases: Sequence[Tensor]) -> Tensor:
         """``Phi' W' 1``: the mask itself. shape: (r_1, .., r_d)"""
-        return self._sweep(bases, None, True)
+        return self._sweep(bases, None)
 
-    def _sweep(self, bases: Sequence[Tensor], weights: Tensor | None, project: bool) -> Tensor:
+    def _sweep(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
         if len(self.shape) == 1:  # a second axis to carry the first along
             bases, weights = [bases[0].new_ones(1, 1), *bases], None if weights is None else weights.unsqueeze(0)
         sizes = [basis.size(-2) for basis in bases]
         ranks = [basis.size(-1) for basis in bases]
         first, last = (_sweep_flops(sizes, ranks, carry_first) for carry_first in (True, False))
-        sums = (self._carry_first if first <= last else self._carry_last)(bases, weights, project)
-        return sums.view(ranks[1:] if len(self.shape) == 1 else ranks) if project else sums
+        sums = (self._carry_first if first <= last else self._carry_last)(bases, weights)
+        return sums.view(ranks[1:] if len(self.shape) == 1 else ranks)
 
-    def _carry_last(self, bases: Sequence[Tensor], weights: Tensor | None, project: bool) -> Tensor:
+    def _carry_last(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
         lead, *inner, last = bases
         middle, rank = math.prod(basis.size(-2) for basis in inner), last.size(-1)
         mask = self._bytes.view(-1, last.size(-2))
@@ -88,17 +84,15 @@ class MaskedGrid:
         if weights is not None:
             inside = weights.reshape(lead.size(-1), -1, rank)
             expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
-        sums = lead.new_zeros(lead.size(-1), middle * rank) if project else _no_sum(lead)
+        sums = lead.new_zeros(lead.size(-1), middle * rank)
         for rows in blocks(lead.size(-2), _BLOCK // (middle * max(rank, 1))):
             along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
-            found = self._tiles(mask[rows.start * middle : rows.stop * middle], last, along, project)
-            sums = sums.addmm_(lead[rows].mT, found.view(-1, middle * rank)) if project else sums + found
-        if not project:
-            return sums
+            found = self._tiles(mask[rows.start * middle : rows.stop * middle], last, along)
+            sums.addmm_(lead[rows].mT, found.view(-1, middle * rank))
         inside = sums.view(lead.size(-1), middle, rank)
         return kron_matmul([basis.mT for basis in inner], inside) if inner else inside
 
-    def _carry_first(self, bases: Sequence[Tensor], weights: Tensor | None, project: bool) -> Tensor:
+    def _carry_first(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
         first, lead, *inner = bases
         within, rank = math.prod(basis.size(-2) for basis in inner), first.size(-1)
         mask = self._bytes.view(first.size(-2), -1)
@@ -106,13 +100,11 @@ class MaskedGrid:
         if weights is not None:  # the leading axis first, the carried one last
             inside = weights.reshape(rank, lead.size(-1), -1).permute(1, 2, 0)
             expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
-        sums = lead.new_zeros(lead.size(-1), within * rank) if project else _no_sum(lead)
+        sums = lead.new_zeros(lead.size(-1), within * rank)
         for rows in blocks(lead.size(-2), _BLOCK // (within * max(rank, 1))):
             along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
-            found = self._tiles(mask[:, rows.start * within : rows.stop * within].mT, first, along, project)
-            sums = sums.addmm_(lead[rows].mT, found.view(-1, within * rank)) if project else sums + found
-        if not project:
-            return sums
+            found = self._tiles(mask[:, rows.start * within : rows.stop * within].mT, first, along)
+            sums.addmm_(lead[rows].mT, found.view(-1, within * rank))
         inside = sums.view(lead.size(-1), within, rank)
         inside = kron_matmul([basis.mT for basis in inner], inside) if inner else inside
         return inside.permute(2, 0, 1).contiguous()
@@ -125,8 +117,8 @@ class MaskedGrid:
         long = max(1, size // short)
         return (short, long) if by_rows else (long, short)
 
-    def _tiles(self, mask: Tensor, basis: Tensor, weights: Tensor | None, project: bool) -> Tensor:
-        """``X = mask * (weights basis')``, or the mask itself, a tile at a time: ``X basis``, or ``|X|^2``.
+    def _tiles(self, mask: Tensor, basis: Tensor, weights: Tensor | None) -> Tensor:
+        """``X basis`` for ``X = mask * (weights basis')``, or for the mask itself, a tile of X at a time.
 
         Strips of X are independent, and go to a thread each: parallel products of single tiles would have the threads
         wait for each other all the time, and for any other program that runs.
@@ -136,7 +128,7 @@ class MaskedGrid:
         :param weights: shape (n, r).
         """
         by_rows = mask.stride(-1) == 1  # else tiles are held, and worked on, as their transposes
-        sums, squares = basis.new_empty(len(mask) if project else 0, basis.size(-1)), [_no_sum(basis)]
+        sums = basis.new_empty(len(mask), basis.size(-1))
         height, width = self._tile_shape(basis, by_rows)
 
         def strip(rows: slice) -> None:
@@ -153,17 +145,14 @@ class MaskedGrid:
                     torch.mm(left, right.mT, out=x)
                     # copied bytes multiply far faster than booleans, and than a masked fill, which branches
                     x.mul_(factor[: cells.numel()].view(cells.shape).copy_(cells))
-                if not project:
-                    squares.append(x.square_().sum(dtype=torch.float64))
-                elif by_rows:
+                if by_rows:
                     own.addmm_(x, basis[columns])
                 else:
                     own.addmm_(basis[columns].mT, x)
-            if project:
-                sums[rows] = own if by_rows else own.mT
+            sums[rows] = own if by_rows else own.mT
 
         run_in_threads(strip, list(_even_blocks(len(mask), height, torch.get_num_threads())), mask)
-        return sums if project else torch.stack(squares).sum()
+        return sums
 
 
 def run_in_threads(work: Callable[[slice], None], parts: Sequence[slice], size: Tensor) -> None:
@@ -186,10 +175,6 @@ def run_in_threads(work: Callable[[slice], None], parts: Sequence[slice], size: 
                 pass
     finally:
         torch.set_num_threads(threads)  # what a thread sets for itself, new ones inherit
-
-
-def _no_sum(like: Tensor) -> Tensor:
-    return like.new_zeros((), dtype=torch.float64)
 
 
 def sweep_flops(shape: Sequence[int], ranks: Sequence[int]) -> float:

@@ -64,11 +64,10 @@ class TruncatedEigen:
         return self.ranks == self.shape
 
 
-def truncated_eigh(factors: Sequence[Tensor], level: float, keep_rounded: bool = False) -> TruncatedEigen:
+def truncated_eigh(factors: Sequence[Tensor], level: float) -> TruncatedEigen:
     """Eigenpairs of a Kronecker product down to `level`, or to a tenth of what rounding has changed.
 
     :param factors: K_i, positive semi-definite, shape (m_i, m_i) each.
-    :param keep_rounded: down to `level` in any case: what is dropped then is below it, whatever rounding adds.
     Cost: sum m_i r_i^2 + m_i^2 r_i for factors of numerical rank r_i, m_i^3 for the others.
     """
     factors = [factor.detach().double() for factor in factors]
@@ -84,7 +83,7 @@ def truncated_eigh(factors: Sequence[Tensor], level: float, keep_rounded: bool =
         pairs.append(distinct[key])
     tops = [float(values[0]) if len(values) else 0.0 for _, values, _ in pairs]
     carried = _carried_error(tops, [error for _, _, error in pairs])
-    level = level if keep_rounded else max(level, _ROUNDING_SHARE * carried)
+    level = max(level, _ROUNDING_SHARE * carried)
     kept = []
     for axis, (_, values, _) in enumerate(pairs):
         rest = math.prod(tops[:axis] + tops[axis + 1 :])

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.products import kron_matmul
@@ -36,9 +35,6 @@ class SharedGrid:
     def gram(self, bases: Sequence[Tensor], weights: Tensor) -> Tensor:
         return self.ranks.sum(self._own.gram(self._here(bases), weights), _SUM)
 
-    def squared_norm(self, bases: Sequence[Tensor], weights: Tensor) -> float:
-        return sum(self.ranks.gather(self._own.squared_norm(self._here(bases), weights), "scalars"))
-
     def project(self, bases: Sequence[Tensor]) -> Tensor:
         return self.ranks.sum(self._own.project(self._here(bases)), "the dense block")
 
@@ -62,13 +58,6 @@ class GridInParts(SharedGrid):
             masked = self._masked(others, half, rows)
             half[rows] = kron_matmul(transposed, masked).view(half[rows].shape)
         return self._weights.project_first(first, half)
-
-    def squared_norm(self, bases: Sequence[Tensor], weights: Tensor) -> float:
-        first, *others = bases
-        half, square = self._weights.expand_first(first, weights.to(first.dtype)), 0.0
-        for rows in self._blocks():
-            square += float(self._masked(others, half, rows).square().sum(dtype=torch.float64))
-        return sum(self.ranks.gather(square, "scalars"))
 
     def _masked(self, others: Sequence[Tensor], half: Tensor, rows: slice) -> Tensor:
         """``W'W Phi w`` at some of the slices. shape: (k, m_2 .. m_d, 1)"""

@@ -4,13 +4,17 @@ With ``K = Phi T Phi'`` the posterior mean on the grid is ``Phi w``. The vectors
 basis, not as the grid, which is only swept. Where gaps are scattered, ``Phi' W'W Phi`` is close to ``N/M I``;
 preconditioned by ``s2/T + N/M``, the system has the spectrum of fill-gaps, or a better one, and needs few iterations.
 
-Where gaps hang together, functions that live inside of them make the system nearly singular; a dense block of
-``s2 T^-1 + Phi' W'W Phi`` on the leading functions takes care of those. It is set up once iterations without it have
-shown to be the dearer way.
+Clustered gaps leave functions that live inside of them, which make the system nearly singular. A dense block of
+``s2 T^-1 + Phi' W'W Phi`` on the leading functions takes care of those. It is set up once the iterations so far show
+that going on without it costs more.
 
-A small residual is not a small error there: inside a gap the system is as small as ``s2/T``. So wherever more
-iterations are needed than scattered gaps would take, the residual is held to a thousandth of the tolerance, which a
-few more of them reach.
+A small residual r of this system is not a small error: inside a gap the matrix is as small as ``s2 T^-1``. But it is
+never smaller, so that the error e of the weights has ``e' H e = r' H^-1 r <= r' T r / s2`` for the matrix H. The
+posterior covariance of the weights is ``s2 H^-1``; hence, at every point x,
+
+    ``|mean error at x| <= sd(x) ||T^(1/2) r|| / s2``,
+
+sd the posterior standard deviation. Iterations stop on that bound.
 """
 
 import math
@@ -33,10 +37,9 @@ from gpytorch_gaps.solvers.rates import rates_of
 from gpytorch_gaps.solvers.shared_grid import SharedGrid
 from gpytorch_gaps.solvers.weights import Weights
 
-_WAIT = 10  # iterations after which their rate is told
+_WAIT = 10  # iterations after which their rate of convergence is known
 _MAX_PASSES = 12
-_CLUSTERED = 1e-3  # of the tolerance
-# by how much an inner iteration may reduce a residual before it is taken anew in float64
+# by how much an inner iteration may reduce a residual before it is computed again in float64
 _REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
 _CALLS = 60.0  # an iteration, of torch
 _LONG_SWEEP = 1e10  # FLOPs
@@ -55,7 +58,7 @@ class WeightSpace:
         self.grid, self.weights, self.basis, self.noise = grid, weights, weights.basis, noise
         self.num_train = grid.count()
         self.products = weights.products
-        self._kept = self.products > 0
+        self._kept, self._roots = self.products > 0, self.products.sqrt()
         self.shift = torch.where(self._kept, noise / self.products, 0.0)  # s2 T^-1
         self.share = self.num_train / grid.num_cells
         self.inverse = torch.where(self._kept, 1.0 / (self.shift + self.share), 0.0)
@@ -75,29 +78,52 @@ class WeightSpace:
     def precondition(self, residual: Tensor) -> Tensor:
         return self.inverse * residual
 
-    def system_norm(self, residual: Tensor) -> float:
-        """``|W Phi (T / s2) r|``: the size of a residual in the original system, ``(K_XX + s2 I) a = y``."""
-        scaled = residual * self.products / self.noise
-        return math.sqrt(self.grid.squared_norm(self.basis.vectors, scaled))
+    def error_in_std(self, residual: Tensor) -> float:
+        """``||T^(1/2) r|| / s2``: bounds the error of the mean, at every point, in posterior standard deviations."""
+        return self.weights.norm(self._roots * residual) / self.noise
 
-    def expected_iterations(self, tolerance: float) -> float:
-        """Of a solve, if the gaps are scattered.
+    def rounding_in_std(self, weights: Tensor) -> float:
+        """What rounding of a float64 residual may add to :meth:`error_in_std`.
+
+        A cell of ``Phi w`` is rounded by about ``eps sqrt(R / M) |w|``, and so is every component of the residual.
+        """
+        per_cell = math.sqrt(self.weights.size / self.grid.num_cells) * self.weights.norm(weights)
+        return torch.finfo(torch.float64).eps * per_cell * self._error_of_ones
+
+    @cached_property
+    def _error_of_ones(self) -> float:
+        return self.error_in_std(torch.ones_like(self.products))
+
+    def misfit(self, weights: Tensor, rhs: Tensor, norm: float) -> float:
+        """Root mean square of ``(y - W Phi w) / s``, for weights that solve the system up to a small residual.
+
+        ``|y - W Phi w|^2 = |y|^2 - w'(b + s2 T^-1 w) - w'r`` with ``b = Phi' W' y``, whose last term is negligible.
+
+        :param rhs: b.
+        :param norm: ``|y|``.
+        """
+        explained = self.weights.number((weights * torch.addcmul(rhs, self.shift, weights)).sum())
+        return math.sqrt(max(norm**2 - explained, 0.0) / (self.num_train * self.noise))
+
+    def expected_iterations(self, reduction: float) -> float:
+        """Iterations that reduce a residual by this factor if the gaps are scattered.
 
         ``Phi' W'W Phi`` then differs from ``N/M`` by a factor of ``1 +- q``, ``q = sqrt(gappiness * dimension / N)``
         at most, with the effective dimension ``sum T / (T + s2 M/N)``.
         """
         dimension = self.weights.number((self.products / (self.products + self.noise / self.share)).sum())
         q = min(0.9, math.sqrt((1.0 - self.share) * dimension / self.num_train))
-        return expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, tolerance)
+        return expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, reduction)
 
-    def expected_seconds(self, tolerance: float) -> float:
+    def expected_seconds(self, reduction: float) -> float:
         """The same on this machine, which does a rank's part of it."""
-        iterations = self.expected_iterations(tolerance) / self.weights.ranks.size
+        iterations = self.expected_iterations(reduction) / self.weights.ranks.size
         cells = self.grid.num_cells
         narrow, wide = (rates_of(self.grid.device, dtype) for dtype in (torch.float32, torch.float64))
         inner = narrow.seconds(iterations * self.product_flops, iterations * 4.0 * _PASSES * cells, iterations * _CALLS)
-        # one residual, and half of a sweep for that of the original system
-        return inner + wide.seconds(1.5 * self.product_flops, 1.5 * 8.0 * _PASSES * cells) / self.weights.ranks.size
+        passes = max(1.0, math.log(reduction) / math.log(_REACH[torch.float32]))  # a float64 residual after each
+        residuals = wide.seconds(passes * self.product_flops, passes * 8.0 * _PASSES * cells)
+        return inner + residuals / self.weights.ranks.size
 
     def block_size(self, memory: float) -> int:
         """p: as many functions as have more variance than the noise, within so many bytes."""
@@ -152,11 +178,11 @@ class LeadingBlock:
 
 @dataclass
 class WeightSolution:
-    """Weights, and how good they are: relative residuals of the weights' own system and of the original one."""
+    """Weights, and how good they are."""
 
     weights: Tensor
-    residual: float = math.inf
-    system_residual: float = math.inf
+    residual: float = math.inf  # relative, of the weights' own system
+    error_in_std: float = math.inf  # certified bound on the error of the mean
     iterations: int = 0
     passes: int = 0
     rank: int = 0  # of the dense block
@@ -165,11 +191,10 @@ class WeightSolution:
 
 
 class WeightSolver:
-    """Iterates in float32, takes the residual anew in float64, and goes on until it is within the tolerance.
+    """Iterates in float32, computes the residual in float64, and goes on until the mean is certified.
 
     :param rhs: ``Phi' W' y``.
-    :param norm: ``|y|``.
-    :param system_tolerance: what the residual of the original system must reach as well; None: it is only reported.
+    :param tolerance: largest error of the mean, in posterior standard deviations.
     :param memory: bytes that the dense block may take.
     :param watch: shown the weights and the iterations so far, after every iteration.
     """
@@ -178,44 +203,41 @@ class WeightSolver:
         self,
         space: WeightSpace,
         rhs: Tensor,
-        norm: float,
         *,
         tolerance: float,
-        system_tolerance: float | None,
         max_iterations: int,
         memory: float,
         watch: Callable[[Tensor, int], None],
     ) -> None:
         largest = space.weights.largest(rhs)
         self._scale = 1.0 if largest == 0.0 or 1e-20 < largest < 1e20 else largest  # float32 must hold the weights
-        rhs, norm = rhs / self._scale, norm / self._scale
-        self.space, self.rhs, self.tolerance, self.system_tolerance = space, rhs, tolerance, system_tolerance
+        self.space, self.rhs, self.tolerance = space, rhs / self._scale, tolerance
         self.max_iterations, self.memory, self.watch = max_iterations, memory, watch
-        self._unit = space.weights.norm(rhs) or 1.0
-        self._norm = norm or self._unit
+        self._unit = space.weights.norm(self.rhs) or 1.0
         self._precondition = space.precondition
-        self._clustered, self._earlier = False, 0
-        self._if_scattered = 2.0 + 1.2 * space.expected_iterations(tolerance)
         # a look waits for the device, which is nothing beside a sweep of a large grid
         quick = space.product_flops / space.weights.ranks.size < _LONG_SWEEP
         self._looks_every = LOOK if quick and space.grid.device.type != "cpu" else 1
 
-    def solve(self, start: Tensor | None = None, earlier: int = 0) -> WeightSolution:
-        """The weights, from a start that took some iterations `earlier` where there is one."""
-        self._earlier = earlier
-        self._clustered = earlier > self._if_scattered
+    @property
+    def reduction(self) -> float:
+        """By what factor the bound on the error must fall from that of weights of zero."""
+        return min(0.5, self.tolerance / max(self._error_in_std(self.rhs), self.tolerance))
+
+    def solve(self, start: Tensor | None = None) -> WeightSolution:
+        """The weights, from a start where there is one."""
         found = WeightSolution(torch.zeros_like(self.rhs) if start is None else start / self._scale)
         residual = self.rhs.clone() if start is None else self._residual(found)
         dtype = torch.float32
         self._judge(found, residual)
-        while self._progress(found) > 1.0 and found.iterations < self.max_iterations and found.passes < _MAX_PASSES:
+        while not found.converged and found.iterations < self.max_iterations and found.passes < _MAX_PASSES:
             candidate = WeightSolution(**{**vars(found), "weights": found.weights.clone()})
             self._descend(candidate, residual.clone(), dtype)
             candidate.passes += 1
             new_residual = self._residual(candidate)
             self._judge(candidate, new_residual)
-            stalled = not self._progress(candidate) < 0.5 * self._progress(found)
-            if self._progress(candidate) < self._progress(found):
+            stalled = not candidate.error_in_std < 0.5 * found.error_in_std
+            if candidate.error_in_std < found.error_in_std:
                 found, residual = candidate, new_residual
             else:
                 found.iterations, found.passes, found.flops = candidate.iterations, candidate.passes, candidate.flops
@@ -223,8 +245,6 @@ class WeightSolver:
             if stalled and dtype == torch.float64:
                 break
             dtype = torch.float64 if stalled else dtype
-        if math.isinf(found.system_residual):
-            found.system_residual = self.space.system_norm(residual) / self._norm
         found.weights.mul_(self._scale)
         return found
 
@@ -232,40 +252,33 @@ class WeightSolver:
         found.flops += self.space.product_flops
         return self.rhs - self.space.matmul(found.weights)
 
-    def _judge(self, found: WeightSolution, residual: Tensor) -> None:
-        found.residual, found.system_residual = self.space.weights.norm(residual) / self._unit, math.inf
-        found.converged = found.residual <= self.tolerance
-        if self.system_tolerance is not None:
-            found.flops += 0.5 * self.space.product_flops
-            found.system_residual = self.space.system_norm(residual) / self._norm
-            found.converged = found.converged and found.system_residual <= self.system_tolerance
+    def _error_in_std(self, residual: Tensor) -> float:
+        return self._scale * self.space.error_in_std(residual)
 
-    def _progress(self, found: WeightSolution) -> float:
-        """How far off, relative to what is asked for."""
-        asked = found.residual / (self.tolerance * (_CLUSTERED if self._clustered else 1.0))
-        return asked if self.system_tolerance is None else max(asked, found.system_residual / self.system_tolerance)
+    def _judge(self, found: WeightSolution, residual: Tensor) -> None:
+        found.residual = self.space.weights.norm(residual) / self._unit
+        rounding = self._scale * self.space.rounding_in_std(found.weights)
+        found.error_in_std = math.hypot(self._error_in_std(residual), rounding)
+        found.converged = found.error_in_std <= self.tolerance
 
     def _descend(self, found: WeightSolution, residual: Tensor, dtype: torch.dtype) -> None:
-        """Conjugate gradients from `found`, which is updated, until the residual should be within the tolerance."""
-        first = self.space.weights.norm(residual)
-        goal = max(0.5 * first / max(self._progress(found), 0.5), _REACH[dtype] * first)
+        """Conjugate gradients from `found`, which is updated, until the mean should be within the tolerance."""
+        first = self._error_in_std(residual)
+        goal = max(0.5 * self.tolerance, _REACH[dtype] * first)
         bar = LateBar("conjugate gradients")
         descent, begun = self._descent(residual, found.weights, dtype), found.iterations
-        size = first
-        while size > goal and found.iterations < self.max_iterations:
+        error = first
+        while error > goal and found.iterations < self.max_iterations:
             for _ in range(min(self._looks_every, self.max_iterations - found.iterations)):
                 descent.step()
                 found.iterations += 1
                 found.flops += self.space.product_flops
-            size = self.space.weights.norm(descent.residual)
-            if not math.isfinite(size):
+            error = self._error_in_std(descent.residual)
+            if not math.isfinite(error):
                 break
             bar.update()
             self.watch(found.weights if self._scale == 1.0 else found.weights * self._scale, found.iterations)
-            if not self._clustered and (found.rank or self._earlier + found.iterations > self._if_scattered):
-                self._clustered = True
-                goal = max(_CLUSTERED * goal, _REACH[dtype] * first)
-            if not found.rank and self._block_pays(found.iterations, found.iterations - begun, size, first, dtype):
+            if not found.rank and self._block_pays(found.iterations, found.iterations - begun, error, first, dtype):
                 found.rank = self.space.block_size(self.memory)
                 found.flops += self.space.block_flops(found.rank)
                 self._precondition = self.space.leading_block(found.rank).precondition
@@ -276,17 +289,16 @@ class WeightSolver:
         dot = self.space.weights.dot
         return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, weights, dot)
 
-    def _block_pays(self, total: int, iterations: int, size: float, first: float, dtype: torch.dtype) -> bool:
-        """Whether the iterations still to come, at the rate so far, cost more than to set up the dense block.
+    def _block_pays(self, total: int, iterations: int, error: float, first: float, dtype: torch.dtype) -> bool:
+        """Whether the iterations still to come, at the rate so far, cost more than setting up the dense block.
 
         Or are more than are allowed.
         """
-        goal = self.tolerance * self._unit * (_CLUSTERED if self._clustered else 1.0)
         rank = self.space.block_size(self.memory)
-        if iterations < _WAIT or size <= goal or not rank:
+        if iterations < _WAIT or error <= self.tolerance or not rank:
             return False
-        rate = math.log(size / first) / iterations
-        left = math.log(goal / size) / rate if rate < 0 else math.inf
-        dearer = 2.0 if dtype == torch.float32 else 1.0  # a block is always float64
+        rate = math.log(error / first) / iterations
+        left = math.log(self.tolerance / error) / rate if rate < 0 else math.inf
+        slower = 2.0 if dtype == torch.float32 else 1.0  # a block is always float64
         too_many = left > self.max_iterations - total
-        return too_many or left * self.space.product_flops > dearer * self.space.block_flops(rank)
+        return too_many or left * self.space.product_flops > slower * self.space.block_flops(rank)

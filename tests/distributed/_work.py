@@ -70,7 +70,7 @@ def told(result):
         "iterations": report.iterations,
         "converged": report.converged,
         "residual": report.worst_residual,
-        "system_residual": report.system_residual,
+        "error_in_std": report.error_in_std,
         "basis_size": report.basis_size,
         "rank": report.rank,
         "num_train": report.num_train,

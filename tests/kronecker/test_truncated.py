@@ -140,20 +140,6 @@ def test_a_level_below_rounding_stops_at_rounding(level):
     assert basis.ranks[0] < 40  # what rounding has made up is left out
 
 
-@pytest.mark.parametrize("share", [1e-18, 1e-10, 1e-3])
-def test_what_rounding_made_up_may_be_kept(share):
-    """Then nothing above the level is dropped, and the certificate is no weaker for it."""
-    factors = [dense.se(40, 0.5), dense.se(8, 0.5)]
-    norm = two_norm(dense.kron(factors))
-    plain, kept = truncated_eigh(factors, share * norm), truncated_eigh(factors, share * norm, keep_rounded=True)
-    assert_certified(factors, kept)
-    assert kept.level == share * norm
-    assert kept.error <= plain.error
-    assert kept.size >= plain.size
-    if share == 1e-18:
-        assert kept.size > plain.size
-
-
 def test_an_indefinite_factor_is_certified_as_what_it_is():
     """Negative eigenvalues are set to zero; the bound says by how much that changes K."""
     factor = dense.se(8)

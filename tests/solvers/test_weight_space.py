@@ -49,14 +49,13 @@ class Problem:
 
     def solver(self, **options):
         options = {
-            "tolerance": 1e-10,
-            "system_tolerance": None,
+            "tolerance": 1e-6,
             "max_iterations": 2000,
             "memory": LOTS,
             "watch": lambda weights, iterations: None,
             **options,
         }
-        return WeightSolver(self.space(), self.rhs, float(self.y.norm()), **options)
+        return WeightSolver(self.space(), self.rhs, **options)
 
     def solve(self, start=None, **options):
         return self.solver(**options).solve(start)
@@ -79,28 +78,26 @@ class Problem:
         rhs = self.rhs.flatten()[kept]
         return float((rhs - matrix @ weights.flatten()[kept]).norm() / rhs.norm())
 
-    def system_residual(self, weights):
-        """Of ``(W Phi T Phi' W' + s2 I) a = y`` with ``a = (y - W Phi w) / s2``."""
-        rows = self.phi[self.index]
-        a = (self.y - rows @ weights.flatten()) / self.noise
-        kernel = rows * self.basis.products.flatten() @ rows.mT
-        return float((self.y - kernel @ a - self.noise * a).norm() / self.y.norm())
-
-    def amplification(self):
-        """``|K| / s2``."""
-        return float(self.basis.products.max()) / self.noise
-
-    def error_bound(self, residual):
-        """How far the mean on the grid may be off. With M the matrix of the weights and E the error of the kernel:
-
-        ``|Phi (w - w*)| <= |M^-1| |r|`` for the residual r, and for the truncated kernel, ``a = A^-1 y``,
-        ``|K~ W' A~^-1 y - K W' a| = |(K~ - K) W' a - K~ W' A~^-1 W (K~ - K) W' a| <= E |a| (1 + sqrt(|K~| / s2) / 2)``.
-        """
+    def bound(self, weights):
+        """``||T^(1/2) r|| / s2`` of the residual r that weights leave."""
         matrix, kept = self.matrix()
-        noise = torch.tensor([self.noise], dtype=torch.float64)
-        a = torch.linalg.solve(dense.system(self.factors, self.index, noise), self.y)
-        own = residual * float(self.rhs.norm()) / float(torch.linalg.eigvalsh(matrix)[0]) if len(kept) else 0.0
-        return own + self.basis.error * float(a.norm()) * (1.0 + 0.5 * math.sqrt(self.amplification()))
+        residual = self.rhs.flatten()[kept] - matrix @ weights.flatten()[kept]
+        return float((self.basis.products.flatten()[kept].sqrt() * residual).norm()) / self.noise
+
+    def true_error(self, weights):
+        """The largest error of the mean over all cells, in posterior standard deviations, for the truncated kernel."""
+        matrix, kept = self.matrix()
+        phi = self.phi[:, kept]
+        root = torch.linalg.cholesky(matrix)
+        error = phi @ (weights.flatten()[kept] - torch.cholesky_solve(self.rhs.flatten()[kept, None], root).squeeze(-1))
+        deviation = math.sqrt(self.noise) * torch.linalg.solve_triangular(root, phi.mT, upper=False).norm(dim=0)
+        return float((error.abs() / deviation).nan_to_num(0.0).max())
+
+    def rounding(self, weights=None):
+        """What float64 leaves of the bound, at best; here of dense algebra, which rounds more than sweeps do."""
+        weighted = float((self.basis.products.sqrt() * self.rhs.abs()).norm())
+        own = 0.0 if weights is None else float(self.basis.products.sum().sqrt() * weights.norm())
+        return 1e-14 * max(weighted, own) / self.noise
 
 
 def problem(factors, pattern="random", noise=1e-2, fraction=0.4, level=1e-12, seed=0):
@@ -115,10 +112,11 @@ def smooth(shape=(16, 14), theta=0.4):
 
 
 def assert_true(found, case, rounding=1e-13):
-    """What is reported is what dense algebra finds."""
+    """What is reported is what dense algebra finds, and the error is within its bound."""
     assert found.residual == pytest.approx(case.own_residual(found.weights), rel=1e-3, abs=rounding)
-    amplified = rounding * case.amplification()
-    assert found.system_residual == pytest.approx(case.system_residual(found.weights), rel=1e-3, abs=amplified)
+    floor = case.rounding(found.weights)
+    assert found.error_in_std == pytest.approx(case.bound(found.weights), rel=1e-2, abs=floor)
+    assert case.true_error(found.weights) <= found.error_in_std + floor
 
 
 FACTORS = {
@@ -138,15 +136,16 @@ FACTORS = {
 @pytest.mark.parametrize("factors", FACTORS)
 def test_the_posterior_mean(factors, pattern, noise):
     case = problem(FACTORS[factors], pattern, noise)
-    found = case.solve(tolerance=1e-11)
+    tolerance = 1e-6 if noise >= 1e-2 else 1e-3
+    found = case.solve(tolerance=tolerance)
     assert found.converged
-    assert found.residual <= 1e-11
+    assert found.error_in_std <= tolerance
     assert_true(found, case, rounding=1e-12)
-    mean, exact = case.phi @ found.weights.flatten(), case.mean()
-    rounding = 1e-15 * float(case.y.norm()) * case.amplification()
-    assert float((mean - exact).norm()) <= case.error_bound(found.residual) + rounding
-    if noise >= 1e-2:
-        assert dense.relative(mean, exact) < 1e-8
+    if noise >= 1e-2:  # and the mean is that of the kernel that was given, but for what was dropped of it
+        deviation = math.sqrt(float(dense.kron(case.factors).diagonal().max()))
+        dropped = math.sqrt(case.basis.error) * float(case.y.norm()) / noise
+        apart = (case.phi @ found.weights.flatten() - case.mean()).abs().max()
+        assert float(apart) <= deviation * (found.error_in_std + dropped)
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.9, 0.98])
@@ -161,7 +160,7 @@ def test_few_and_many_gaps(fraction):
 def test_a_truncated_kernel_is_solved_as_such(level):
     """With much dropped the weights solve the truncated system, exactly, and stay zero outside of it."""
     case = problem(smooth(), level=level)
-    found = case.solve(tolerance=1e-12)
+    found = case.solve(tolerance=1e-9)
     matrix, kept = case.matrix()
     assert len(kept) < case.basis.products.numel()
     expected = torch.linalg.solve(matrix, case.rhs.flatten()[kept])
@@ -186,8 +185,8 @@ def test_products_and_norms(factors, pattern):
     single = space.matmul(weights, torch.float32)
     assert single.dtype == torch.float64
     assert 0 < dense.relative(single, image) < 1e-5
-    scaled = case.phi[case.index] @ (case.basis.products * weights / case.noise).flatten()
-    assert space.system_norm(weights) == pytest.approx(float(scaled.norm()), rel=1e-10)
+    weighted = (case.basis.products.sqrt() * weights).norm() / case.noise
+    assert space.error_in_std(weights) == pytest.approx(float(weighted), rel=1e-12)
     diagonal = torch.diag(matrix) - torch.diag(case.phi[case.index].mT @ case.phi[case.index])[kept]
     share = len(case.index) / math.prod(case.shape)
     got = space.precondition(weights).flatten()[kept]
@@ -238,8 +237,8 @@ def test_size_and_cost_of_the_block():
 
 def test_without_gaps_one_iteration_does():
     """``Phi'Phi = I``: the preconditioner is the inverse."""
-    case = problem(smooth(), "none", noise=1e-3)
-    found = case.solve(tolerance=1e-6)
+    case = problem(smooth(), "none", noise=1e-1)
+    found = case.solve(tolerance=1e-3)
     assert found.iterations == 1
     assert found.rank == 0
 
@@ -257,7 +256,7 @@ def prescribed(values, shape=(12, 10), pattern="random", noise=1e-2, seed=0):
 @pytest.mark.parametrize("noise", [1e-4, 1.0])
 def test_prescribed_spectra(decay, noise):
     case = prescribed([decay(12).double(), decay(10).double()], noise=noise)
-    found = case.solve(tolerance=1e-11)
+    found = case.solve(tolerance=1e-9)
     assert found.converged
     matrix, kept = case.matrix()
     expected = torch.linalg.solve(matrix, case.rhs.flatten()[kept])
@@ -269,7 +268,7 @@ def test_one_eigenvalue_above_nothing():
     """A constant field: one function, one iteration, and its mean is the shrunk mean of the data."""
     ones = [torch.ones(8, 8, dtype=torch.float64), torch.ones(6, 6, dtype=torch.float64)]
     case = problem(ones, "random", noise=0.5)
-    found = case.solve(tolerance=1e-6)
+    found = case.solve(tolerance=1e-5)
     assert found.iterations == 1
     count = len(case.index)
     expected = float(case.y.sum()) / (count + 0.5)
@@ -299,17 +298,16 @@ def test_clustered_gaps_get_a_dense_block_that_cuts_iterations():
 
 
 def test_scattered_gaps_get_none():
-    found = scattered().solve(tolerance=1e-6)
+    found = scattered().solve(tolerance=1e-2)
     assert found.converged
     assert found.rank == 0
-    assert found.iterations < 40  # a small grid is not told from a clustered one, and held to 1e-9
-    assert found.residual < 1e-9
+    assert found.iterations < 50
 
 
 def test_a_block_limited_by_memory_still_converges():
     case = clustered()
     full = int((case.basis.products > case.noise).sum())
-    found = case.solve(memory=40.0 * (0.6 * full) ** 2, tolerance=1e-8)
+    found = case.solve(memory=40.0 * (0.6 * full) ** 2, tolerance=1e-4)
     assert 0 < found.rank <= 0.6 * full
     assert found.converged
     assert_true(found, case, rounding=1e-12)
@@ -345,11 +343,10 @@ def test_float32_sweeps_reach_a_float64_residual(monkeypatch, pattern):
     monkeypatch.setattr(
         MaskedGrid, "gram", lambda grid, bases, weights: taken.append(bases[0].dtype) or gram(grid, bases, weights)
     )
-    found = case.solve(tolerance=1e-10)
+    found = case.solve(tolerance=1e-6)
     assert found.converged
-    assert found.residual <= 1e-10
     assert found.passes >= 2
-    assert case.own_residual(found.weights) <= 1.01e-10
+    assert_true(found, case)
     assert taken.count(torch.float32) == found.iterations, "all iterations in float32"
     assert taken.count(torch.float64) == found.passes, "one residual a pass in float64"
 
@@ -357,19 +354,18 @@ def test_float32_sweeps_reach_a_float64_residual(monkeypatch, pattern):
 def test_float64_takes_over_where_float32_stalls():
     """A noise so small that float32 cannot resolve what gaps leave of the spectrum."""
     case = problem(smooth((30, 25), 0.2), "block", noise=1e-9, fraction=0.3, level=1e-3)
-    found = case.solve(tolerance=1e-9)
+    found = case.solve(tolerance=0.1)
     assert found.converged
     assert_true(found, case, rounding=1e-11)
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-@pytest.mark.parametrize("system_tolerance", [None, 1e-8])
-def test_iterations_run_out(count, system_tolerance):
+def test_iterations_run_out(count):
     case = clustered()
-    found = case.solve(max_iterations=count, system_tolerance=system_tolerance)
+    found = case.solve(max_iterations=count)
     assert found.iterations == count
     assert not found.converged
-    assert found.residual > 1e-10
+    assert found.error_in_std > 1e-6
     assert_true(found, case)
 
 
@@ -388,43 +384,41 @@ def test_data_of_zeros():
     found = case.solve()
     assert found.converged
     assert found.iterations == 0
-    assert (found.residual, found.system_residual) == (0.0, 0.0)
+    assert (found.residual, found.error_in_std) == (0.0, 0.0)
     assert float(found.weights.abs().max()) == 0.0
 
 
-# -- the original system ---------------------------------------------------------------------------------------------
+# -- the certificate -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", ["random", "block", "one observation", "none"])
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
-def test_the_residual_of_the_original_system(pattern, tolerance):
-    case = problem(smooth(), pattern, noise=1e-4, level=tolerance)
-    found = case.solve(tolerance=tolerance)
+@pytest.mark.parametrize("pattern", ["random", "block", "one observation", "none", "slice"])
+@pytest.mark.parametrize("factors", ["smooth", "rough", "mixed"])
+@pytest.mark.parametrize("noise", [1e-8, 1e-4, 1.0])
+def test_the_error_of_the_mean_is_within_its_bound_wherever_iterations_end(factors, pattern, noise):
+    case = problem(FACTORS[factors], pattern, noise)
+    for count in (0, 1, 2, 5, 20):
+        assert_true(case.solve(max_iterations=count), case, rounding=1e-12)
+
+
+def test_zeros_in_the_gaps_are_not_taken_for_a_solution():
+    """They leave a relative residual of the size of the noise, which says nothing of the mean in the gaps."""
+    case = problem([dense.matern32(20, 0.3), dense.matern32(22, 0.3)], "random", noise=1e-8, fraction=0.05)
+    zeros = torch.zeros(math.prod(case.shape), dtype=torch.float64)
+    zeros[case.index] = case.y
+    weights = (case.phi.mT @ zeros).view(case.basis.ranks)
+    assert case.own_residual(weights) < 1e-3
+    assert case.true_error(weights) > 1.0
+    found = case.solve(weights, tolerance=1e-2)
+    assert found.iterations > 1
     assert found.converged
-    assert_true(found, case)
+    assert case.true_error(found.weights) <= 1e-2
 
 
-@pytest.mark.parametrize("pattern", ["random", "block"])
-def test_a_tolerance_of_the_original_system_is_honoured(pattern):
-    """It amplifies the weights' own by up to |K| / s2, here 1e7: met by the latter, it is far from met."""
-    case = problem(smooth(), pattern, noise=1e-5, level=1e-6)
-    loose = case.solve(tolerance=1e-3)
-    assert loose.converged
-    assert loose.system_residual > 1e-3
-    strict = case.solve(tolerance=1e-3, system_tolerance=1e-6)
-    assert strict.converged
-    assert strict.system_residual <= 1e-6
-    assert case.system_residual(strict.weights) <= 1.1e-6
-    assert strict.residual <= loose.residual
-    assert strict.iterations > loose.iterations
-
-
-def test_a_tolerance_of_the_original_system_that_cannot_be_reached():
+def test_a_tolerance_that_rounding_forbids_is_not_met_and_said_so():
     case = problem(smooth(), "random", noise=1e-8, level=1e-3)
-    found = case.solve(tolerance=1e-6, system_tolerance=1e-14)
+    found = case.solve(tolerance=1e-12)
     assert not found.converged
-    assert found.residual <= 1e-6
-    assert found.system_residual > 1e-14
+    assert found.error_in_std > 1e-12
     assert_true(found, case, rounding=1e-12)
 
 
@@ -433,8 +427,8 @@ def test_a_tolerance_of_the_original_system_that_cannot_be_reached():
 
 def test_from_the_solution_nothing_is_left_to_do():
     case = clustered()
-    first = case.solve(tolerance=1e-8)
-    again = case.solve(first.weights, tolerance=1e-8)
+    first = case.solve(tolerance=1e-4)
+    again = case.solve(first.weights, tolerance=1e-4)
     assert again.iterations == 0
     assert again.converged
     assert torch.equal(again.weights, first.weights)
@@ -443,10 +437,10 @@ def test_from_the_solution_nothing_is_left_to_do():
 
 def test_from_a_good_start_fewer_iterations():
     case = clustered()
-    cold = case.solve(tolerance=1e-8, memory=1.0)
-    start = case.solve(tolerance=1e-4, memory=1.0).weights
+    cold = case.solve(tolerance=1e-4, memory=1.0)
+    start = case.solve(tolerance=1.0, memory=1.0).weights
     before = start.clone()
-    warm = case.solve(start, tolerance=1e-8, memory=1.0)
+    warm = case.solve(start, tolerance=1e-4, memory=1.0)
     assert torch.equal(start, before), "the start is the caller's"
     assert warm.converged
     assert warm.iterations < cold.iterations
@@ -455,14 +449,14 @@ def test_from_a_good_start_fewer_iterations():
 
 def test_from_a_bad_start():
     case = scattered()
-    found = case.solve(1e8 * dense.randn(*case.basis.ranks) * (case.basis.products > 0), tolerance=1e-8)
+    found = case.solve(1e8 * dense.randn(*case.basis.ranks) * (case.basis.products > 0), tolerance=1e-2)
     assert found.converged
     assert_true(found, case, rounding=1e-12)
 
 
 def test_the_right_hand_side_is_left_alone_and_every_iteration_watched():
     case, seen = clustered(), []
-    solver = case.solver(tolerance=1e-6, watch=lambda weights, count: seen.append((count, case.own_residual(weights))))
+    solver = case.solver(tolerance=1e-2, watch=lambda weights, count: seen.append((count, case.own_residual(weights))))
     before = solver.rhs.clone()
     found = solver.solve()
     assert torch.equal(solver.rhs, before)
@@ -498,5 +492,4 @@ def test_a_block_is_set_up_where_iterations_would_run_out(monkeypatch):
     monkeypatch.setattr(WeightSpace, "block_flops", lambda self, rank: 1e18)
     for most, pays in ((100_000, False), (100, True)):
         solver = clustered().solver(tolerance=1e-8, max_iterations=most)
-        first = float(solver.rhs.norm())
-        assert solver._block_pays(20, 20, 0.5 * first, first, torch.float32) is pays
+        assert solver._block_pays(20, 20, 0.5, 1.0, torch.float32) is pays
