@@ -458,7 +458,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.theta,
         options.noise,
         options.tolerance,
-        options.system_tolerance,
+        options.std_tolerance,
         options.peer_tolerance,
         options.seed,
     )

@@ -75,6 +75,7 @@ RUN_COLUMNS = (
     "iterations",
     "true residual",
     "of the weights",
+    "error / std",
     "seconds: read",
     "set-up",
     "solve",
@@ -96,7 +97,8 @@ STREAMED_COLUMNS = (
 EXPLANATION = """\
 A capped run was killed at the cap. Memory is the peak of what the process held besides the mapped input, with some
 0.2 GiB for the interpreter and its libraries. The RMSE is that of the mean on a few slices, against the function
-without noise. Streamed reconstructions converge in the residual of their weights."""
+without noise. "error / std" bounds the error of the mean, at every point, in posterior standard deviations: what
+streamed reconstructions converge in, and our other methods besides their residual."""
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
@@ -130,6 +132,7 @@ def run_line(row: Row, labels: Mapping[str, str]) -> list[str]:
         number(row.iterations, "d"),
         number(row.residual, ".1e"),
         number(row.weight_residual, ".1e"),
+        number(row.error_in_std, ".1e"),
         number(row.read_seconds, ".3g"),
         number(row.setup_seconds, ".3g"),
         number(row.solve_seconds, ".3g"),
@@ -217,9 +220,8 @@ def plot(rows: Sequence[Row], problem: Problem, path: Path) -> None:
 
 
 def title(problem: Problem) -> str:
-    tolerance = f"relative residual {power_of_ten(problem.tolerance)}"
-    if problem.system_tolerance is None:
-        tolerance += " (streamed: of the weights)"
+    tolerance = f"means within {problem.std_tolerance:g} standard deviations, relative residual "
+    tolerance += f"{power_of_ten(problem.tolerance)} (streamed: any)"
     if problem.peer_tolerance != problem.tolerance:
         tolerance += f", of peers {power_of_ten(problem.peer_tolerance)}"
     noise = power_of_ten(problem.noise)
@@ -301,7 +303,9 @@ def add_common_options(parser: argparse.ArgumentParser, name: str, cap: float, p
     parser.add_argument(
         "--peer-tolerance", type=float, default=peer_tolerance, help="true residual; default: %(default)s"
     )
-    parser.add_argument("--system-tolerance", type=float, help="also of the original system, in reconstructions")
+    parser.add_argument(
+        "--std-tolerance", type=float, default=1e-2, help="certified error of our means, in standard deviations"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cap", type=float, default=cap, metavar="SECONDS", help="after which a run is killed")
     parser.add_argument(
@@ -366,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         theta_of(options, parser),
         options.noise,
         options.tolerance,
-        options.system_tolerance,
+        options.std_tolerance,
         options.peer_tolerance,
         options.seed,
     )

@@ -9,6 +9,7 @@ from benchmarks._runs import Row
 from benchmarks.stress import WORK, default_methods, main, peer_ratios, shape_of
 
 TOLERANCE = 1e-6
+PEERS = ("numpy_fill", "cholesky", "masked_kronecker")
 
 
 def run_main(directory, *more, size="12x12", methods=("FG",), gappiness=(0.4,), cap=20.0):
@@ -37,7 +38,10 @@ def test_rows_are_complete(every_method):
     assert all(set(row) == {field.name for field in fields(Row)} for row in content["rows"])
     for row in rows.values():
         assert row.outcome == "converged"
-        assert (row.weight_residual if row.method == "reconstruct" else row.residual) <= TOLERANCE
+        if row.method != "reconstruct":
+            assert row.residual <= TOLERANCE
+        if row.method not in PEERS:
+            assert row.error_in_std <= 1e-2
         assert row.total_seconds == pytest.approx(row.read_seconds + row.setup_seconds + row.solve_seconds)
         assert row.total_seconds > 0
         assert row.memory_gib >= row.before_gib > 0
