@@ -62,7 +62,7 @@ def fill_gaps(
     std: bool = True,
     check: bool = True,
     steps: int = 40,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-2,
     memory: float = 2**32,
     seed: int = 0,
     progress: bool = True,
@@ -89,7 +89,8 @@ def fill_gaps(
     :param std: whether to work out standard deviations, which take most of the time of large grids.
     :param check: whether to withhold some observations first, and report how well they are predicted.
     :param steps: of Adam, at the most.
-    :param tolerance: relative residual of the system that is solved for the mean.
+    :param tolerance: largest error of the mean that the solver may leave, in posterior standard deviations;
+        ``result.report.solve.error_in_std`` is the bound that was reached.
     :param memory: bytes that a streamed solve may take.
     :param progress: whether to show bars for what takes more than a few seconds; ``settings.progress(False)`` hides
         them too.

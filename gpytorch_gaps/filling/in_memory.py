@@ -27,6 +27,7 @@ from gpytorch_gaps.score import Score
 LARGEST = 4_000_000
 """Cells up to which a model of the whole grid is made; beyond, values are streamed."""
 
+_RESIDUAL = 1e-4  # relative, besides the certified error of the mean
 _ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
 _MATRICES = 3  # of the covariances of the longest axis, that are held at once
 _DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
@@ -166,7 +167,8 @@ def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
     with (
         torch.no_grad(),
         gpytorch.settings.debug(False),  # predicting at the training data is meant, if smooth
-        settings.solve_tolerance(rougher * options.tolerance),
+        settings.solve_tolerance(rougher * _RESIDUAL),
+        settings.mean_tolerance(rougher * options.tolerance),
         settings.mixed_precision(),
         linear_operator.settings.max_cholesky_size(_DENSE),
         settings.progress(options.progress),

@@ -20,7 +20,7 @@ class Options:
     std: bool = True
     check: bool = True
     steps: int = 40
-    tolerance: float = 1e-4
+    tolerance: float = 1e-2
     memory: float = 2**32
     seed: int = 0
     progress: bool = True

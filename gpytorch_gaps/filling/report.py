@@ -38,6 +38,11 @@ class FillReport:
         return cells
 
     @property
+    def error_in_std(self) -> float | None:
+        """Certified bound on what the solver left of the mean's error, in posterior standard deviations."""
+        return None if self.solve is None else self.solve.error_in_std
+
+    @property
     def expected_error(self) -> str:
         """Such as "held-out RMSE 0.42, 95 % intervals cover 94 %"."""
         if self.held_out is None:
@@ -58,6 +63,7 @@ class FillReport:
             "method": None if solve is None else solve.method,
             "iterations": None if solve is None else solve.iterations,
             "residual": None if solve is None else float(solve.worst_residual),
+            "error_in_std": self.error_in_std,
             "converged": None if solve is None else solve.converged,
             "std_method": self.std_method,
             "steps": 0 if self.history is None else len(self.history),
@@ -88,4 +94,5 @@ class FillReport:
 def _in_short(solve: SolveReport) -> str:
     rank = f", rank {solve.rank}" if solve.rank else ""
     ended = "" if solve.converged else "NOT CONVERGED, "
-    return f"{solve.method}{rank}: {ended}{solve.iterations} iterations, relative residual {solve.worst_residual:.1e}"
+    bound = f"within {solve.error_in_std:.1e} standard deviations of the exact mean"
+    return f"{solve.method}{rank}: {ended}{solve.iterations} iterations, {bound}"

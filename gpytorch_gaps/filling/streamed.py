@@ -21,11 +21,12 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.reconstruct import Reconstruction, reconstruct
+from gpytorch_gaps.reconstruct_inputs import truncation_level
 
 _VECTORS = 10  # of the size of the weights, that a solve holds
 _FIRST_FLOOR = 1.0  # cells: no restriction yet
 _TABLE = 2048  # places of an axis by which its eigenvalues are judged: of a longer one, every so many
-_COARSER = 10.0  # than the tolerance, of weights: eigenvalues below this share of the noise are left out
+_ROUNDING = 1e-15  # of the largest eigenvalue: those below are not told from rounding
 
 
 def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepared, FillReport]:
@@ -54,7 +55,7 @@ def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepare
                 _kernels(prepared),
                 noise,
                 mean=float(prepared.mean.constant),
-                tolerance=_level(options),
+                tolerance=options.tolerance,
                 memory=options.memory,
                 progress=options.progress,
             )
@@ -86,7 +87,7 @@ def _affordable(
     floor = 0.0 if rough or None not in options.kernels_of(kind.axes) else _FIRST_FLOOR
     while True:
         prepared = prepare(read, kind.shape, kind.axes, options, generator, part, one_term=True, shortest=floor)
-        needed = math.prod(_ranks(prepared, kind.axes, _level(options))) * 8 * _VECTORS
+        needed = math.prod(_ranks(prepared, kind.axes, options)) * 8 * _VECTORS
         if needed <= options.memory:
             return prepared, floor
         if None not in options.kernels_of(kind.axes) or floor > max(kind.shape):
@@ -98,29 +99,26 @@ def _affordable(
         floor = max(_FIRST_FLOOR, 2 * floor)
 
 
-def _ranks(prepared: Prepared, axes: Sequence[Axis], share: float) -> list[float]:
+def _ranks(prepared: Prepared, axes: Sequence[Axis], options: Options) -> list[float]:
     """Eigenvectors that each axis needs, before any value is read.
 
     Those of a long axis from its eigenvalues at some of its places, which are the first of all ``m / n`` times smaller;
     infinite where these places do not resolve the kernel, whose decomposition would take far too long then.
     """
-    level = share * float(prepared.learned.likelihood.noise.detach())
     spectra = []
     with torch.no_grad():
         for kernel, axis in zip(_kernels(prepared), axes, strict=True):
             some = torch.from_numpy(axis.points[:: -(-axis.size // _TABLE)].copy())
             spectra.append(torch.linalg.eigvalsh(kernel(some).to_dense()) * (axis.size / len(some)))
     tops = [float(values[-1]) for values in spectra]
+    share = truncation_level(options.tolerance, math.prod(axis.size for axis in axes))
+    level = max(share * float(prepared.learned.likelihood.noise.detach()), _ROUNDING * math.prod(tops))
     ranks = []
     for number, (axis, values) in enumerate(zip(axes, spectra, strict=True)):
         others = math.prod(tops[:number] + tops[number + 1 :])
         rank = float(max(1, (values * others >= level).sum()))
         ranks.append(math.inf if len(values) < axis.size and rank > len(values) / 2 else rank)
     return ranks
-
-
-def _level(options: Options) -> float:
-    return _COARSER * options.tolerance
 
 
 def _kernels(prepared: Prepared) -> list[Kernel]:
