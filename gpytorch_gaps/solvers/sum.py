@@ -28,6 +28,7 @@ from gpytorch_gaps.solvers.choose import (
 )
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.system import Probes
+from gpytorch_gaps.threads import threads_for
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class SumSystem:
 
     @cached_property
     def cholesky(self) -> Tensor:
-        return psd_safe_cholesky(self._dense())
+        with threads_for(self.num_train**3 / 3.0):
+            return psd_safe_cholesky(self._dense())
 
     def preconditioner(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
         """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: eigenvectors of all terms, axis by axis, side by side."""

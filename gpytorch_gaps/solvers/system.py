@@ -31,6 +31,7 @@ from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreco
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.gappiness import local_gappiness
 from gpytorch_gaps.solvers.rates import Rates, rates_of
+from gpytorch_gaps.threads import threads_for
 
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 
@@ -250,11 +251,13 @@ class GapSystem:
 
     def cholesky(self) -> Tensor:
         """Of ``W K W' + D``, factorised once. Cost: N^3 / 3. shape: (*batch, N, N)"""
-        return self.once("cholesky", lambda: psd_safe_cholesky(self.dense()))
+        make = threads_for(self.num_train**3 / 3.0)(lambda: psd_safe_cholesky(self.dense()))
+        return self.once("cholesky", make)
 
     def gap_cholesky(self) -> Tensor:
         """Of ``V (K + s2 I)^-1 V'``, factorised once. shape: (*batch, L, L)"""
-        return self.once("gap cholesky", lambda: psd_safe_cholesky(self.gap_matrix()))
+        make = threads_for(len(self.gap_index) ** 3 / 3.0)(lambda: psd_safe_cholesky(self.gap_matrix()))
+        return self.once("gap cholesky", make)
 
     def column_norms(self, x: Tensor) -> Tensor:
         """``||x||`` per column, in the original units. shape: (*batch, N, C) -> (*batch, C)"""
