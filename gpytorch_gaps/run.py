@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NoReturn
 
+import linear_operator
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -19,8 +20,11 @@ from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.distributed.ranks import ALONE, Ranks
 from gpytorch_gaps.distributed.training import average_gradients
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
+from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
+from gpytorch_gaps.kronecker.products import kron_matmul_flops
 from gpytorch_gaps.reports import SolveRecord, record_solves
 from gpytorch_gaps.solvers.warm_start import WarmStart
+from gpytorch_gaps.threads import threads_for
 
 
 class Run:
@@ -77,7 +81,7 @@ class Run:
         """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
         self.model.zero_grad()
         try:
-            with record_solves() as record, self._remembering(), settings.group(self.ranks):
+            with self._threads(), record_solves() as record, self._remembering(), settings.group(self.ranks):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 # the first rank's: what is decided by it, is decided alike
@@ -97,6 +101,15 @@ class Run:
         gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         self._refuse_non_finite("gradients", gradients)
         return loss.detach().new_tensor(value)
+
+    def _threads(self) -> AbstractContextManager:
+        """For the products of a step, with the observations and all probes; of other models, nothing is known."""
+        grids = [part.grid for part in self.model.modules() if isinstance(part, GappyGridKernel)]
+        if not grids:
+            return nullcontext()
+        columns = 1 + linear_operator.settings.num_trace_samples.value()
+        flops = max(kron_matmul_flops([(size, size) for size in grid.shape], columns) for grid in grids)
+        return threads_for(flops, columns * max(grid.num_cells for grid in grids))
 
     def _remembering(self) -> AbstractContextManager:
         return nullcontext() if self.memory is None else settings.warm_start(self.memory)

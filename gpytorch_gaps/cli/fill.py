@@ -66,7 +66,7 @@ def _write(result: gaps.Filled, opened: Opened, outputs: Outputs, kinds: dict[st
     except Exception as error:
         failed = error
     if outputs.std is not None:
-        opened.write(result.std, outputs.std, lossless=True)
+        opened.write_deviations(result.std, outputs.std)
     opened.write(result.mean, outputs.filled, lossless=outputs.every)
     if failed is not None:
         raise ValueError(f"{outputs.filled} is written, but there is no picture of it: {failed}") from failed

@@ -3,7 +3,7 @@
 | kind | what it is | coordinates |
 |---|---|---|
 | number | numbers | as they are |
-| time | dates, times, durations | days since the first |
+| time | dates of any calendar, durations, numbers in CF units such as "hours since 2000-01-01" | days since the first |
 | latitude, longitude | by name, unit or standard name | degrees |
 | circle | longitudes all around, months, days of the year, hours | ``p / 2 pi (cos, sin)(2 pi x / p)``, p the period |
 | group | several columns, such as a station's position | as they are |
@@ -14,18 +14,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpytorch_gaps.data import days_since_first
+from gpytorch_gaps.filling.calendars import YEAR, dates, encoded_dates, is_date
 
 FEW_LEVELS = 4  # so few places without coordinates have no distance that could be learned from them,
 CELLS_EACH = 30  # but a covariance, if each has so many cells
 
-YEAR, DAY = 365.2425, 1.0  # days
+DAY = 1.0  # in days
 
 _LATITUDES = ("lat", "latitude", "degrees_north", "degree_north", "degreesn")
 _LONGITUDES = ("lon", "long", "longitude", "degrees_east", "degree_east", "degreese")
@@ -40,6 +39,8 @@ class Axis:
     kind: str
     points: np.ndarray
     unit: str = ""
+    year: float = YEAR
+    """Of an axis of times: the mean length of a year of its calendar, in days."""
 
     @property
     def size(self) -> int:
@@ -101,19 +102,14 @@ def _describe(name: str, size: int, cells_each: int, coordinates: Any, attribute
     array = np.empty(0, object) if coordinates is None else _as_array(name, coordinates)
     if coordinates is not None and len(array) != size:
         raise ValueError(f"{name}: got {len(array)} coordinates, expected {size}, as values has along this dimension")
-    array = _times(array)
-    if array.dtype.kind in "mM":
-        if np.isnat(array).any():
-            raise ValueError(f"{name}: entry {int(np.isnat(array).argmax())} is NaT, expected times")
-        return _checked(Axis(name, "time", days_since_first(array).reshape(size, 1), "days"))
+    times = dates(name, array)
+    if times is not None:
+        return _times(name, *times)
     if array.dtype.kind in "iufb" and coordinates is not None:
         return _numeric(name, np.array(array, dtype=np.float64).reshape(size, -1), attributes)
     positions = np.arange(size, dtype=np.float64).reshape(size, 1)
     if coordinates is not None:
-        labels = [str(label) for label in array]
-        if len(set(labels)) < size:
-            twice = next(label for label in labels if labels.count(label) > 1)
-            raise ValueError(f"{name}: got the label {twice!r} twice, expected each once")
+        _check_labels(name, array)
     few = 1 < size <= FEW_LEVELS and cells_each >= CELLS_EACH
     kind = "label" if coordinates is not None or few else "position"
     return Axis(name, kind, positions)
@@ -125,6 +121,9 @@ def _numeric(name: str, points: np.ndarray, attributes: Mapping[str, Any]) -> Ax
     axis = _checked(Axis(name, "group" if points.shape[1] > 1 else "number", points, unit))
     if axis.kind == "group":
         return axis
+    times = encoded_dates(points[:, 0], unit, str(attributes.get("calendar", "standard")))
+    if times is not None:
+        return _times(name, *times)
     if words.intersection(_LATITUDES) and points.min() >= -90.01 and points.max() <= 90.01:
         return Axis(name, "latitude", points, "degrees")
     if words.intersection(_LONGITUDES) and axis.extent <= 360:
@@ -134,6 +133,27 @@ def _numeric(name: str, points: np.ndarray, attributes: Mapping[str, Any]) -> Ax
     if period is not None and 0.5 * period < axis.extent <= period + 1 and axis.size > 2:
         return _round(name, points, period)
     return axis
+
+
+def _times(name: str, days: np.ndarray, year: float) -> Axis:
+    return _checked(Axis(name, "time", days.reshape(-1, 1), "days", year))
+
+
+def _check_labels(name: str, array: np.ndarray) -> None:
+    """Refuses what are no labels: missing ones, tuples, dates that cannot be subtracted, and repeated ones."""
+    for at, entry in enumerate(array):
+        if isinstance(entry, tuple):
+            raise ValueError(
+                f"{name}: entry {at} is {entry}, of several levels; expected numbers, times or labels. Unstack it, so "
+                "that each level is a dimension of its own"
+            )
+        missing = not isinstance(entry, str) and str(entry) in ("nan", "NaT", "None", "<NA>")
+        if missing or is_date(entry):
+            raise ValueError(f"{name}: entry {at} is {entry}, expected labels, or dates of one calendar throughout")
+    labels = [str(label) for label in array]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"{name}: got the label {twice!r} twice, expected each once")
 
 
 def _round(name: str, points: np.ndarray, period: float) -> Axis:
@@ -170,19 +190,4 @@ def _as_array(name: str, coordinates: Any) -> np.ndarray:
     array = np.asarray(coordinates)
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind not in "iuf") or array.dtype.kind == "c":
         raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, expected coordinates (m,) or (m, d)")
-    return array
-
-
-def _times(array: np.ndarray) -> np.ndarray:
-    """Dates of Python's, and of other calendars, as durations since the first; what is not a date as it is."""
-    if array.dtype.kind != "O" or not len(array):
-        return array
-    if all(isinstance(entry, date) for entry in array):
-        return array.astype("datetime64[us]")
-    try:
-        spans = [entry - array[0] for entry in array]
-    except TypeError:
-        return array
-    if all(isinstance(span, timedelta) for span in spans):
-        return np.array(spans, dtype="timedelta64[us]")
     return array

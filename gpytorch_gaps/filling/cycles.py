@@ -7,7 +7,7 @@ over the series of all other cells, each with coefficients of its own.
 
 import numpy as np
 
-from gpytorch_gaps.filling.axes import DAY, YEAR, Axis
+from gpytorch_gaps.filling.axes import DAY, Axis
 
 _HARMONICS = 2
 _PERIODS_SEEN = 1.5
@@ -17,12 +17,12 @@ _SERIES = 300
 
 
 def possible_periods(axis: Axis) -> list[float]:
-    """Of years and days those that an axis of time is long and fine enough for."""
+    """Of the year, as long as it is in the calendar, and the day: those that an axis is long and fine enough for."""
     if axis.kind != "time" or axis.size < 8:
         return []
     return [
         period
-        for period in (YEAR, DAY)
+        for period in (axis.year, DAY)
         if axis.extent >= _PERIODS_SEEN * period and axis.spacing * _POINTS_A_PERIOD <= period
     ]
 

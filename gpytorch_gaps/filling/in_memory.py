@@ -103,7 +103,8 @@ def predict(
     about: dict[str, object] = {}
     deviation = None
     with clock("mean"), quietly(options), record_solves() as solves:
-        mean = model(x).mean
+        posterior = model(x)
+        mean = posterior.mean
     solve = about["solve"] = solves[-1] if solves else None
     if options.std:
         with (
@@ -112,7 +113,8 @@ def predict(
             in_reasonable_time(solve, len(x)),
             record_solves() as solves,
         ):
-            variance = model(x).lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)  # .variance stops at 1e-10
+            covariance = posterior.lazy_covariance_matrix.in_current_settings()  # no second solve for the mean
+            variance = covariance.diagonal(dim1=-1, dim2=-2)  # .variance stops at 1e-10
             noise = 0.0 if options.smooth else model.likelihood.noise
             deviation = (variance + noise).clamp_min(0.0).sqrt().cpu().numpy()
         found = solves.variances[-1] if solves.variances else None

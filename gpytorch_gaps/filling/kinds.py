@@ -6,7 +6,6 @@ What comes back has the labels, names, attributes, dtype and device of what went
 that value, to the bit. Integers are rounded.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +14,8 @@ import numpy as np
 import torch
 
 from gpytorch_gaps.filling.axes import Axis, describe_axes
+from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
 from gpytorch_gaps.formats.values import to_dtype
-
-
-def is_a(values: Any, library: str, kind: str) -> bool:
-    """Whether `values` is of an optional library's class, without importing that library."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(values, getattr(module, kind))
 
 
 def read_kind(values: Any, axes: Sequence[Any] | None = None) -> "Kind":
@@ -134,7 +128,10 @@ class TensorKind(Kind):
 
 
 class TableKind(Kind):
-    """A wide DataFrame: rows along one axis, columns along the other. Every column keeps its dtype."""
+    """A wide DataFrame: rows along one axis, columns along the other, or along several if their index has levels.
+
+    Every column keeps its dtype.
+    """
 
     def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
         for name, dtype in given.dtypes.items():
@@ -142,14 +139,19 @@ class TableKind(Kind):
                 raise ValueError(
                     f"values: column {name!r} holds {dtype}, expected real numbers; leave it out, or make it the index"
                 )
-        array = given.to_numpy(dtype=np.float64, na_value=np.nan)
-        labels = [given.index, given.columns]
-        own = [None if _is_count(index) else index for index in labels] if axes is None else axes
-        names = [str(index.name or default) for index, default in zip(labels, ("rows", "columns"), strict=True)]
-        super().__init__(given, array, describe_axes(array.shape, own, names))
+        rows, columns = IndexGrid(given.index, "rows"), IndexGrid(given.columns, "columns")
+        self._table, self._cells = (rows.size, columns.size), np.ix_(rows.places, columns.places)
+        array = np.full(self._table, np.nan)
+        array[self._cells] = given.to_numpy(dtype=np.float64, na_value=np.nan)
+        array = array.reshape(*rows.shape, *columns.shape)
+        own = [*rows.coordinates, *columns.coordinates] if axes is None else axes
+        super().__init__(given, array, describe_axes(array.shape, own, [*rows.names, *columns.names]))
+
+    def _of_table(self, values: np.ndarray) -> np.ndarray:
+        return values.reshape(self._table)[self._cells]
 
     def filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
-        result = self.given.copy()
+        result, values, gaps = self.given.copy(), self._of_table(values), self._of_table(gaps)
         for j in range(values.shape[1]):
             column = result.iloc[:, j]
             if smooth or gaps[:, j].any():
@@ -159,24 +161,29 @@ class TableKind(Kind):
     def like(self, values: np.ndarray) -> Any:
         import pandas
 
-        return pandas.DataFrame(values, index=self.given.index, columns=self.given.columns)
+        return pandas.DataFrame(self._of_table(values), index=self.given.index, columns=self.given.columns)
 
 
 class SeriesKind(Kind):
+    """A Series along one axis, or along one for each level of its index."""
+
     def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
         if getattr(given.dtype, "kind", "O") not in "iufb":
             raise ValueError(f"values: got a Series of {given.dtype}, expected real numbers")
-        array = given.to_numpy(dtype=np.float64, na_value=np.nan)
-        own = [None if _is_count(given.index) else given.index] if axes is None else axes
-        super().__init__(given, array, describe_axes(array.shape, own, [str(given.index.name or "rows")]))
+        rows = IndexGrid(given.index, "rows")
+        self._places = rows.places
+        array = np.full(rows.size, np.nan)
+        array[rows.places] = given.to_numpy(dtype=np.float64, na_value=np.nan)
+        own = rows.coordinates if axes is None else axes
+        super().__init__(given, array.reshape(rows.shape), describe_axes(rows.shape, own, rows.names))
 
     def filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
-        return _column(self.given, values, gaps, smooth)
+        return _column(self.given, values.flat[self._places], gaps.flat[self._places], smooth)
 
     def like(self, values: np.ndarray) -> Any:
         import pandas
 
-        return pandas.Series(values, index=self.given.index, name=self.given.name)
+        return pandas.Series(values.flat[self._places], index=self.given.index, name=self.given.name)
 
 
 def _column(column: Any, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
@@ -186,11 +193,6 @@ def _column(column: Any, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> 
     kept = np.dtype(getattr(column.dtype, "numpy_dtype", column.dtype))
     result.iloc[np.flatnonzero(where)] = values[where] > 0.5 if kept.kind == "b" else to_dtype(values[where], kept)
     return result
-
-
-def _is_count(index: Any) -> bool:
-    """The labels 0, 1, .. that a table has that was given none."""
-    return is_a(index, "pandas", "RangeIndex") and (index.start, index.step) == (0, 1)
 
 
 class DataArrayKind(Kind):

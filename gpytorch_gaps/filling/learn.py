@@ -8,8 +8,8 @@ best goes on with all.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ from gpytorch_gaps.functions.normal_log_prob import normal_log_prob
 from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.progress import with_bar
+from gpytorch_gaps.threads import threads_for
 
 SHORT, LONG = 10, 40  # steps
 _FINALISTS, _FURTHER = 3, 20  # candidates that go on from the short run, and for how many steps more
@@ -104,18 +105,7 @@ class _Part:
 Candidate = tuple[str, Callable[[], list[Term]]]
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices of a few hundred rows gain little from several threads, and lose a lot where other work waits too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@_one_thread()
+@threads_for(flops=0.0)  # windows have a few hundred observations
 def learn(
     candidates: Sequence[Candidate],
     windows: Sequence[Window],

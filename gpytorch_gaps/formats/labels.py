@@ -31,6 +31,13 @@ def meaning(variable: "xarray.DataArray") -> dict[str, Any]:
     return {key: variable.encoding[key] for key in MEANING if key in variable.encoding}
 
 
+def unpacked_attributes(values: "xarray.DataArray", encoding: dict) -> dict[str, Any]:
+    """Those of `values`, without the limits of packed numbers, which are packed as well."""
+    is_packed = "scale_factor" in encoding or "add_offset" in encoding
+    stale = ("valid_min", "valid_max", "valid_range") if is_packed else ()
+    return {key: held for key, held in values.attrs.items() if key not in stale}
+
+
 def packed(values: np.ndarray, encoding: dict, dtype: np.dtype, gap_value: float | None) -> np.ndarray:
     """`values` as stored: scaled, never a fill value nor `gap_value`, in `dtype`, or in its signed or unsigned twin."""
 

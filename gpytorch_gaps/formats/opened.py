@@ -72,7 +72,7 @@ class Opened(ABC):
 
         In the number type of the file: where that is an integer, or packs numbers into integers, filled entries are
         rounded to it and observed ones stay as they were. `lossless` writes floating numbers as they are, every
-        entry: for what is not a filling of the file, such as standard deviations.
+        entry: for what is not a filling of the file, such as a smoothed field.
         """
         path = Path(path)
         self.check(path, lossless)
@@ -85,6 +85,14 @@ class Opened(ABC):
                 self._write_again(filled, path, lossless)
             else:
                 kind._write_new(self, self._converted(filled, lossless), path)
+
+    def write_deviations(self, deviations: Any, path: Path | str) -> None:
+        """Writes standard deviations, lossless: a scale of the file applies to them as to its values, an offset not."""
+        self._of_deviations().write(deviations, path, lossless=True)
+
+    def _of_deviations(self) -> "Opened":
+        """This file, described as one of deviations."""
+        return self
 
     def close(self) -> None:  # noqa: B027  most formats keep nothing open
         """Lets go of the file; lazily read data cannot be read any more."""

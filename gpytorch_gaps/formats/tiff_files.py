@@ -4,7 +4,9 @@ The GDAL_NODATA tag tells the value of a gap. Written again: the first series of
 (deflate where that cannot be written or loses information), resolution and geographic tags; overviews are left out.
 """
 
+import copy
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,16 @@ from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.opened import Opened, reading, require_numbers, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array
 
-NODATA = 42113
+METADATA, NODATA = 42112, 42113  # of GDAL: an XML text, and the value of a gap
 # Scale, tie points, transformation, keys, doubles and texts of GeoTIFF; metadata and gap value of GDAL; RPC camera.
-GEOGRAPHY = (33550, 33922, 34264, 34735, 34736, 34737, 42112, NODATA, 50844)
+GEOGRAPHY = (33550, 33922, 34264, 34735, 34736, 34737, METADATA, NODATA, 50844)
 # Document, maker, model, page, date, artist, computer; XMP; copyright; colour profile.
 DOCUMENT = (269, 271, 272, 285, 306, 315, 316, 700, 33432, 34675)
 DEFLATE = 8
 CLASSIC_BYTES = 2**32 - 2**25  # what offsets of 32 bits reach, with room for tags
+# Items of GDAL's metadata that are true of values, and not of their standard deviations.
+OF_VALUES = re.compile(rb"""\s*<Item\b[^>]*\b(role=["']offset["']|name=["']STATISTICS_)[^>]*>.*?</Item>""", re.DOTALL)
+NEGATIVE_SCALE = re.compile(rb"""(<Item\b[^>]*\brole=["']scale["'][^>]*>\s*)-""")
 LOSSLESS = (1, 5, DEFLATE, 32773, 32946, 34925, 50000)  # none, LZW, deflate, packbits, old deflate, LZMA, zstd
 
 
@@ -58,6 +63,12 @@ class Tiff(ArrayFile):
             options["extratags"] = [tag for tag in options["extratags"] if tag[0] != NODATA]
         content = _encoded(array, self.container, options)
         write_whole(path, lambda stream: stream.write(content))
+
+    def _of_deviations(self) -> Opened:
+        """Stored values read as ``scale x stored + offset``, their deviations as ``|scale| x stored``."""
+        result = copy.copy(self)
+        result.options = {**self.options, "extratags": [_of_deviations(tag) for tag in self.options["extratags"]]}
+        return result
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
@@ -110,6 +121,15 @@ def _options(series: Any) -> dict[str, Any]:
             if tag.code in (*GEOGRAPHY, *DOCUMENT)
         ],
     }
+
+
+def _of_deviations(tag: tuple) -> tuple:
+    """A tag, as :func:`_options` lists them, without what is not true of deviations."""
+    code, kind, _, value, *rest = tag
+    if code != METADATA:
+        return tag
+    text = NEGATIVE_SCALE.sub(rb"\1", OF_VALUES.sub(b"", value))
+    return code, kind, len(text) + 1, text, *rest  # counted with the NUL at its end
 
 
 def _text(value: Any) -> Any:

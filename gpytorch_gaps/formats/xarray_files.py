@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from gpytorch_gaps.files import write_whole
-from gpytorch_gaps.formats.labels import labelled, meaning, packed, without
+from gpytorch_gaps.formats.labels import labelled, meaning, packed, unpacked_attributes, without
 from gpytorch_gaps.formats.opened import Opened, choose, reading, require, require_numbers, write_store_whole
 from gpytorch_gaps.formats.values import slabs
 
@@ -80,7 +80,9 @@ class XarrayFile(Opened):
         """The file with `filled` as it is, in floating numbers."""
         former = self.dataset
         laid = {name: values.transpose(*former[name].dims) for name, values in self._by_name(filled).items()}
-        result = former.assign({name: (one.dims, one.data, former[name].attrs) for name, one in laid.items()})
+        result = former.assign(
+            {name: (one.dims, one.data, unpacked_attributes(one, former[name].encoding)) for name, one in laid.items()}
+        )
         for name in laid:
             result[name].encoding = meaning(former[name])
         return result

@@ -5,13 +5,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.threads import Work, sized
 
 _CHUNK_NUMBERS = 2**23  # grid numbers differentiated at once; autograd keeps one copy an axis
 
 
+def _work(factors: Sequence[Tensor], left: Tensor, right: Tensor) -> Work:
+    columns = right.numel() // max(1, right.size(-2))
+    return float(kron_matmul_flops([(f.size(-2), f.size(-1)) for f in factors], columns)), right.numel()
+
+
 @full_float32()
+@sized(_work)
 def kron_bilinear_gradient(factors: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
     """One gradient a factor, columns visited in chunks so that memory stays bounded.
 
@@ -33,6 +40,7 @@ def kron_bilinear_gradient(factors: Sequence[Tensor], left: Tensor, right: Tenso
 
 
 @full_float32()
+@sized(_work)
 def thin_bilinear_gradient(roots: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
     """The same for symmetric factors ``K_i = U_i U_i'`` with narrow roots.
 

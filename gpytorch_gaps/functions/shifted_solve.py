@@ -12,14 +12,26 @@ from torch.autograd import Function
 from gpytorch_gaps.functions.bilinear import kron_bilinear_gradient
 from gpytorch_gaps.functions.first_order import refuse_second_order
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen
+from gpytorch_gaps.kronecker.products import kron_matmul_flops
 from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.threads import Work, sized
+
+
+def _work(eigen: KroneckerEigen, noise: Tensor, x: Tensor) -> Work:
+    shapes = [(vectors.size(-2), vectors.size(-1)) for vectors in eigen.vectors]
+    return float(kron_matmul_flops(shapes, x.numel() // max(1, x.size(-2)))), x.numel()
+
+
+@sized(_work)
+def _shifted_solve(eigen: KroneckerEigen, noise: Tensor, x: Tensor) -> Tensor:
+    return eigen.to(x.dtype).shifted_solve(noise, x)
 
 
 class ShiftedSolve(Function):
     @staticmethod
     @full_float32()
     def forward(ctx: Any, eigen: KroneckerEigen, noise: Tensor, x: Tensor, *factors: Tensor) -> Tensor:
-        solution = eigen.to(x.dtype).shifted_solve(noise, x)
+        solution = _shifted_solve(eigen, noise, x)
         ctx.eigen = eigen
         ctx.x_shape = x.shape
         ctx.save_for_backward(noise, solution, *factors)
@@ -30,7 +42,7 @@ class ShiftedSolve(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         noise, solution, *factors = ctx.saved_tensors
-        left = ctx.eigen.to(solution.dtype).shifted_solve(noise, grad_outputs[0])
+        left = _shifted_solve(ctx.eigen, noise, grad_outputs[0])
         factor_grads: list[Tensor | None] = [None] * len(factors)
         if any(ctx.needs_input_grad[3:]):
             factor_grads = [-grad for grad in kron_bilinear_gradient(factors, left, solution)]

@@ -19,6 +19,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.lowrank import eigh_of_smooth
 from gpytorch_gaps.kronecker.products import kron_diagonal, kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import product_at, ravel
+from gpytorch_gaps.threads import threads_for
 
 _TIE = 1e-9  # relative: products that close are as good as each other
 ROUNDING = 1e-13  # of the largest eigenvalue: what a positive semi-definite kernel may be below zero by
@@ -112,9 +113,10 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
         if key not in known:
             own = _without_repeats(factor.detach()).double()
             own = 0.5 * (own + own.mT)
-            smooth = eigh_of_smooth(own) if own.dim() == 2 else None
-            values, vectors = torch.linalg.eigh(own) if smooth is None else smooth
-            known[key] = values, same_sign(vectors)
+            with threads_for(9.0 * own.size(-1) ** 3):
+                smooth = eigh_of_smooth(own) if own.dim() == 2 else None
+                values, vectors = torch.linalg.eigh(own) if smooth is None else smooth
+                known[key] = values, same_sign(vectors)
         pairs.append(known[key])
     largest = [float(t.amax()) for t, _ in pairs]
     lowest = [max(0.0, -float(t.amin())) for t, _ in pairs]

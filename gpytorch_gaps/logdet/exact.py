@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
 
@@ -28,14 +27,17 @@ from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.solvers.system import GapSystem
 
 
-def data_side_logdet(factors: Sequence[Tensor], train_index: Tensor, noise: Tensor) -> Tensor:
+def data_side_logdet(
+    factors: Sequence[Tensor], train_index: Tensor, noise: Tensor, cholesky: Tensor | None = None
+) -> Tensor:
     """``log|W K W' + D|`` by Cholesky. Cost: N^3 / 3. Differentiable in factors and noise. shape: batch
 
     :param noise: shape (*batch, 1) or (*batch, N).
+    :param cholesky: the factor of the same matrix, where it is known. shape (*batch, N, N).
     """
     matrix = kron_block([factor.double() for factor in factors], train_index, train_index)
     diagonal = noise.double().expand(*noise.shape[:-1], len(train_index))
-    return dense_logdet(matrix + torch.diag_embed(diagonal))
+    return dense_logdet(matrix + torch.diag_embed(diagonal), cholesky)
 
 
 def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class _GapBlockLogdet(Function):
 
     @staticmethod
     def forward(ctx: Any, system: GapSystem, noise: Tensor, *factors: Tensor) -> Tensor:
-        cholesky = psd_safe_cholesky(system.gap_matrix())
+        cholesky = system.gap_cholesky()
         ctx.system = system
         ctx.save_for_backward(cholesky, noise, *factors)
         return logdet_from(cholesky)

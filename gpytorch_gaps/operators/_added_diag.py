@@ -23,6 +23,7 @@ from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import SumSystem
 from gpytorch_gaps.solvers.system import GapSystem
 from gpytorch_gaps.solvers.warm_start import Trail, WarmStart
+from gpytorch_gaps.threads import Work, sized
 
 _DEFAULT_RANK = 1000  # of low-rank variances
 
@@ -68,6 +69,12 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
     def solve_flops(self, num_rhs: int) -> float:
         """What `num_rhs` solves by the method in force should cost."""
 
+    def _work(self, rhs: Tensor | None, *_: Any, more: int = 0, **__: Any) -> Work:
+        """Of one product with as many columns as rhs has, and more."""
+        columns = more + (0 if rhs is None else rhs.numel() // max(1, self.size(-1)))
+        return columns * self._system().product_flops, columns * self.size(-1)
+
+    @sized(_work)
     def wide_matmul(self, x: Tensor) -> Tensor:
         """The product in float64, detached, by way of narrow roots where these are known. shape: (*batch, N, C)"""
         system = self._system()
@@ -94,6 +101,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """The method in force sets up its own."""
         return
 
+    @sized(_work)
     def _solve(
         self,
         rhs: Tensor,
@@ -177,6 +185,10 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
 
     # -- log-determinant ---------------------------------------------------------------------------------------------
 
+    def _work_with_probes(self, inv_quad_rhs: Tensor | None = None, *_: Any, **__: Any) -> Work:
+        return self._work(inv_quad_rhs, more=linear_operator.settings.num_trace_samples.value())
+
+    @sized(_work_with_probes)
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ def logdet_by(operator: Any, method: str, side: str) -> tuple[Tensor, LogdetRepo
     elif side == "gaps":
         value = gap_side_logdet(system, factors, noise)
     else:
-        value = data_side_logdet(factors, operator.train_index, noise)
+        value = data_side_logdet(factors, operator.train_index, noise, system.cholesky())
     value = value.to(operator.dtype)
     return value, LogdetReport(method, value.detach(), error, probes, iterations, f"{side} side")
 

@@ -48,6 +48,11 @@ class PosteriorCovarianceOperator(LinearOperator):
         super().__init__(prior, cross, train, snapshot=snapshot, points=points)
         self.parts, self.snapshot = PosteriorParts(prior, cross, train, points), snapshot
 
+    def in_current_settings(self) -> "PosteriorCovarianceOperator":
+        """The same covariance, worked out in the settings that are current now."""
+        parts = self.parts
+        return PosteriorCovarianceOperator(parts.prior, parts.cross, parts.train, points=parts.points)
+
     @property
     def points(self) -> PredictionPoints | None:
         return self.parts.points

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from gpytorch_gaps.functions.bilinear import thin_bilinear_gradient
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin
-from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.solvers.memo import Memo
+from gpytorch_gaps.threads import Work, sized
 
 
 class SelectedKroneckerOperator(KroneckerFactorsOperator):
@@ -74,7 +75,14 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         """Whether rows and columns are the same cells."""
         return self.row_shape == self.col_shape and same_cells(self.row_index, self.col_index)
 
+    def _work(self, rhs: Tensor, *_: Tensor) -> Work:
+        """Of a product with so many columns."""
+        shapes = list(zip(self.row_shape, self.col_shape, strict=True))
+        columns = rhs.numel() // max(1, rhs.size(0 if rhs.dim() == 1 else -2))
+        return float(kron_matmul_flops(shapes, columns)), columns * math.prod(self.col_shape)
+
     @full_float32()
+    @sized(_work)
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
@@ -86,6 +94,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         return self.memo.get("eigen of", self.factors, dict)
 
     @full_float32()
+    @sized(_work)
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         """Of smooth kernels by way of their roots, where these are known from a solve; else as upstream."""
         eigen = if_thin(self.shared_eigen().get("eigen"))

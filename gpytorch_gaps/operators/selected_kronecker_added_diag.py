@@ -29,7 +29,14 @@ from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDia
 from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport
-from gpytorch_gaps.solvers.choose import best_rank, choose_plans, fill_plan, filling_plan, low_rank_form_flops
+from gpytorch_gaps.solvers.choose import (
+    best_rank,
+    choose_plans,
+    dense_first,
+    fill_plan,
+    filling_plan,
+    low_rank_form_flops,
+)
 from gpytorch_gaps.solvers.system import GapSystem
 
 _LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
@@ -147,6 +154,8 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         noise = float(system.noise.min())
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
         if not free or system.row_scale is not None or not noise > 0:
+            return None
+        if dense_first(system, num_rhs, linear_operator.settings.max_cholesky_size.value()):
             return None
         tolerance = settings.tolerance_in_force()
         limit = min(_LOW_RANK_LIMIT, system.num_train)

@@ -32,9 +32,10 @@ from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.choose import planned_columns
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
+from gpytorch_gaps.solvers.sum import SumPlan, SumSystem
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
@@ -195,6 +196,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
             if start < 1.0 and plan.method == "ignore":
                 plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
+        factor_flops = 0.0 if system.is_factorised else plan.flops
         if plan.method == "cholesky":
             result = self._direct(system, rhs, training, error_in_std)
         else:
@@ -214,7 +216,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
                 noise=system.diagonal,
                 error_in_std=error_in_std,
             )
-        flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
+        flops = factor_flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
         report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
         return result.solution
 
@@ -253,6 +255,8 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
+        if free and self._system().dense_first(num_rhs, linear_operator.settings.max_cholesky_size.value()):
+            return None
         tolerance = settings.tolerance_in_force()
         # variances may be as far below the noise as the noise is below the prior
         prior, noise = float(self._linear_op._diagonal().max()), float(self._noise_diagonal().min())
@@ -295,7 +299,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     @full_float32()
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
         matrix = self._linear_op.to_dense().double() + torch.diag_embed(self._noise_diagonal().double())
-        value = dense_logdet(matrix).to(self.dtype)
+        value = dense_logdet(matrix, self._system().cholesky).to(self.dtype)
         return value, LogdetReport("exact", value.detach(), torch.zeros((), device=self.device), 0, 0, "data side")
 
 

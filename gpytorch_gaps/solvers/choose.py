@@ -1,6 +1,7 @@
 """Which formulation to use: the one that should take the least time on this machine, with the next ones in reserve.
 
-- dense Cholesky where the observations, or the gaps, are few;
+- dense Cholesky where the observations, or the gaps, are few; or where it costs less than the eigen-decompositions
+  that all else begins with, as on a series: one axis, and fewer observations than its places;
 - ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by
   ``1 + lambda_{p+1} / s2``, so the iterations of every p, and the best p, are known before anything is solved;
 - fill-gaps: its conditioning depends on the shape of the gaps, which is not known beforehand. For scattered gaps it
@@ -39,6 +40,7 @@ _WORTH_HALF = 1.5  # FLOPs of a set-up run at a higher rate than those of iterat
 _SOON = 0.03  # seconds within which planning does not pay
 _PASSES, _THIN_PASSES = 24.0, 12.0  # numbers moved per cell and iteration, with square products and with thin ones
 _GATHERS = 40.0  # numbers moved per entry of a Gram matrix, whose look-up is random
+_EIGH = 9.0  # times m^3: FLOPs of an eigen-decomposition, about; smooth kernels, by a thin SVD, take fewer
 _CHOLESKY = 2.0  # times as long as a matrix product of as many FLOPs
 _DENSE_BYTES = 200.0  # moved for every entry of a matrix that is gathered and factorised
 _CALLS = 40.0  # an iteration, of torch
@@ -106,6 +108,8 @@ def choose_plans(
     if rows <= max_cholesky:
         yield dense
         return
+    if dense_first(system, num_rhs, max_cholesky):
+        yield replace(dense, reason=f"{rows} observations are fewer than an eigen-decomposition is worth")
     fill = filling_plan(system, num_rhs, tolerance, max_iterations) if system.fillable else None
     by_gaps = _by_gaps(system, gaps, num_rhs) if fill is not None and gaps <= DENSE_REACH * max_cholesky else None
     soon = fill is not None and fill.seconds < _SOON and (by_gaps is None or fill.seconds <= by_gaps.seconds)
@@ -128,6 +132,19 @@ def choose_plans(
         affordable = reliable[0].seconds / (fill.seconds / fill.budget)
         budget = max_iterations if math.isinf(affordable) else min(max_iterations, max(fill.budget, int(affordable)))
         yield from [replace(fill, budget=budget), *reliable]
+
+
+def dense_first(system: GapSystem, num_rhs: int, max_cholesky: float) -> bool:
+    """Whether a dense solve costs less than the eigen-decomposition without which nothing else can be planned."""
+    axes = [] if system.is_decomposed else [system.shape]
+    return cheaper_than_eigen(system.num_train, axes, num_rhs, max_cholesky)
+
+
+def cheaper_than_eigen(rows: int, shapes: Sequence[Sequence[int]], num_rhs: int, max_cholesky: float) -> bool:
+    """:param shapes: of the grids of terms that are not decomposed yet."""
+    decompositions = sum(_EIGH * float(size) ** 3 for shape in shapes for size in shape)
+    dense = _CHOLESKY * rows**3 / 3.0 + 2.0 * rows**2 * num_rhs
+    return rows <= DENSE_REACH * max_cholesky and dense <= decompositions
 
 
 def _by_gaps(system: GapSystem, gaps: int, num_rhs: int) -> Plan:

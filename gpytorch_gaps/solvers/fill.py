@@ -8,7 +8,6 @@ stops on the original one.
 """
 
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
@@ -34,10 +33,11 @@ class Fill:
         self._cholesky: Tensor | None = None
         if direct:
             size = len(system.gap_index)
-            self._cholesky = psd_safe_cholesky(system.gap_matrix())
-            self.flops += 2.0 * size * system.rotation_flops + size**3 / 3.0
+            is_new = not system.is_set_up("gap cholesky")
+            self.flops += 2.0 * size * system.rotation_flops + size**3 / 3.0 if is_new else 0.0
+            self._cholesky = system.gap_cholesky()
         elif rank and len(system.gap_index):
-            is_new = not system.is_set_up("shifted", rank)
+            is_new = not system.is_set_up(("shifted", rank))
             self._preconditioner = system.shifted_preconditioner(rank)
             self.flops += self._preconditioner.setup_flops if is_new else 0.0
 

@@ -1,7 +1,6 @@
 """thm:IG, ignore the gaps: ``W (K + s2 I) W' a = y`` by conjugate gradients of size N, preconditioned or not."""
 
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
@@ -24,10 +23,10 @@ class Ignore:
         self._cholesky: Tensor | None = None
         self._at_zero = False
         if direct:
-            self._cholesky = psd_safe_cholesky(system.dense())
-            self.flops += system.num_train**3 / 3.0
+            self.flops += 0.0 if system.is_set_up("cholesky") else system.num_train**3 / 3.0
+            self._cholesky = system.cholesky()
         elif rank:
-            is_new = system.loan is None and not system.is_set_up("eigen", rank)
+            is_new = system.loan is None and not system.is_set_up(("eigen", rank))
             self._preconditioner = system.preconditioner_of_solves(rank)
             self.flops += self._preconditioner.setup_flops if is_new else 0.0
 

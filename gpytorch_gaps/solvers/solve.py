@@ -25,6 +25,7 @@ from gpytorch_gaps.solvers.penalize import Penalize
 from gpytorch_gaps.solvers.refine import Formulation, refine
 from gpytorch_gaps.solvers.spectral import Spectral
 from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.threads import Work, sized
 
 _MAX_RESTARTS = 3
 _WORTH_RESTART = 0.1  # a residual from which solving once more should get further
@@ -40,7 +41,12 @@ ADVICE = {
 }
 
 
+def _work(system: GapSystem, rhs: Tensor, **_: object) -> Work:
+    return rhs.shape[:-2].numel() * rhs.size(-1) * system.product_flops, rhs.numel()
+
+
 @full_float32()
+@sized(_work)
 def solve_system(
     system: GapSystem,
     rhs: Tensor,

@@ -14,70 +14,21 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import (
-    KroneckerEigen,
-    columns_in_use,
-    if_thin,
-    kron_eigh,
-    largest_left_out,
-    leading_untied,
-)
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
+from gpytorch_gaps.kronecker.eigen import columns_in_use
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
-from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations, quicker, still_needed
+from gpytorch_gaps.solvers.choose import (
+    DENSE_REACH,
+    RANKS,
+    Plan,
+    cheaper_than_eigen,
+    expected_iterations,
+    quicker,
+    still_needed,
+)
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.system import Probes
-
-
-class KroneckerTerm:
-    """``W K W'``, one term of a sum.
-
-    :param factors: K_i, shape (*batch, m_i, m_i) each.
-    :param shared: where the eigen-decomposition is kept for others who have the same factors.
-    """
-
-    def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen]) -> None:
-        self.factors = [factor.detach().double() for factor in factors]
-        self.shape = tuple(factor.size(-1) for factor in self.factors)
-        self._shared = shared
-        self._narrow: list[Tensor] | None = None  # the factors in float32, once asked for
-
-    @property
-    def eigen(self) -> KroneckerEigen:
-        if "eigen" not in self._shared:
-            self._shared["eigen"] = kron_eigh(self.factors)
-        return self._shared["eigen"]
-
-    @property
-    def product_flops(self) -> float:
-        thin = if_thin(self._shared.get("eigen"))
-        return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
-
-    def matmul(self, grid: Tensor) -> Tensor:
-        """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
-        thin = if_thin(self._shared.get("eigen"))
-        if thin is not None:
-            return thin.matmul(grid)
-        if grid.dtype == torch.float64:
-            return kron_matmul(self.factors, grid)
-        if self._narrow is None:
-            self._narrow = [narrowed(factor, grid.dtype) for factor in self.factors]
-        return kron_matmul(self._narrow, grid)
-
-    def leading(self, count: int) -> tuple[Tensor, Tensor]:
-        """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
-        values, positions = leading_untied(self.eigen.values, count)
-        return values.reshape(-1, values.size(-1)).amax(0), positions
-
-    def left_out(self, rank: int) -> float:
-        """The largest eigenvalue that is not among the leading ones, over a batch."""
-        _, positions = leading_untied(self.eigen.values, rank)
-        return largest_left_out(self.eigen.values, positions)
-
-    def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
-        """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
-        return product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
+from gpytorch_gaps.threads import threads_for
 
 
 @dataclass(frozen=True)
@@ -153,9 +104,14 @@ class SumSystem:
         self.last_preconditioner = self.preconditioner(ranks)
         return self.last_preconditioner
 
+    @property
+    def is_factorised(self) -> bool:
+        return "cholesky" in self.__dict__
+
     @cached_property
     def cholesky(self) -> Tensor:
-        return psd_safe_cholesky(self._dense())
+        with threads_for(self.num_train**3 / 3.0):
+            return psd_safe_cholesky(self._dense())
 
     def preconditioner(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
         """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: eigenvectors of all terms, axis by axis, side by side."""
@@ -217,10 +173,17 @@ class SumSystem:
         direct = SumPlan("cholesky", direct="data", flops=rows**3 / 3.0, reason=self._about("dense"))
         if method == "cholesky" or (method == "auto" and rows <= max_cholesky):
             return direct
+        if method == "auto" and rank is None and self.dense_first(num_rhs, max_cholesky):
+            return direct
         iterative = self._best_ranks(rank, num_rhs, tolerance, start)
         if method == "auto" and rows <= DENSE_REACH * max_cholesky and direct.flops < iterative.flops:
             return direct
         return iterative
+
+    def dense_first(self, num_rhs: int, max_cholesky: float) -> bool:
+        """Whether a dense solve costs less than the eigen-decompositions by which anything else is planned."""
+        shapes = [term.shape for term in self.terms if not term.is_decomposed]
+        return cheaper_than_eigen(self.num_train, shapes, num_rhs, max_cholesky)
 
     def _about(self, what: str) -> str:
         kinds = f"{len(self.terms)} Kronecker term{'s' if len(self.terms) != 1 else ''}"

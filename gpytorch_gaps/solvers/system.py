@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -28,9 +29,10 @@ from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, nar
 from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.solvers.gappiness import local_gappiness
 from gpytorch_gaps.solvers.rates import Rates, rates_of
+from gpytorch_gaps.threads import threads_for
 
-_NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
 _ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 
@@ -116,30 +118,8 @@ class GapSystem:
 
     @cached_property
     def local_gappiness(self) -> float:
-        """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud.
-
-        The 95 % quantile, over the gaps, of the share of gaps among some 25 neighbours; where that is no more than
-        chance would have it, the gappiness of the grid.
-        """
-        gaps = self.gap_index
-        if not len(gaps):
-            return 0.0
-        overall = len(gaps) / self.num_cells
-        reach = max(1, round(_NEIGHBOURS ** (1.0 / len(self.shape)) / 2))
-        found = torch.zeros(self.num_cells, dtype=torch.float64, device=gaps.device)
-        found[gaps] = 1.0
-        found = found.reshape(self.shape)
-        cells = torch.ones((), dtype=torch.float64, device=gaps.device)
-        for axis, size in enumerate(self.shape):
-            place = torch.arange(size, device=gaps.device)
-            first, last = (place - reach).clamp_min(0), (place + reach + 1).clamp_max(size)
-            sums = torch.cat([torch.zeros_like(found.narrow(axis, 0, 1)), found.cumsum(axis)], axis)
-            found = sums.index_select(axis, last) - sums.index_select(axis, first)
-            cells = cells * (last - first).view([-1 if i == axis else 1 for i in range(len(self.shape))])
-        share = ((found - 1.0) / (cells - 1.0).clamp_min(1.0)).flatten()[gaps]  # a gap is no neighbour of its own
-        high = float(share.kthvalue(math.ceil(0.95 * len(gaps))).values)
-        chance = 3.0 * math.sqrt(overall * (1.0 - overall) / max(1.0, float(cells.max()) - 1.0))
-        return high if high > overall + chance else overall
+        """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud."""
+        return local_gappiness(self.gap_index, self.shape)
 
     @cached_property
     def rates(self) -> Rates:
@@ -168,6 +148,11 @@ class GapSystem:
         if dtype not in self._factors:
             self._factors[dtype] = tuple(narrowed(f, dtype) for f in self._factors[torch.float64])
         return self._factors[dtype]
+
+    @property
+    def is_decomposed(self) -> bool:
+        """Whether the eigen-decomposition is there already."""
+        return torch.float64 in self._eigen or "eigen" in self._shared
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
         if torch.float64 not in self._eigen:
@@ -265,6 +250,16 @@ class GapSystem:
         diagonal = self.noise.expand(*self.noise.shape[:-1], self.num_train)
         return kron_block(self.factors(), self.train_index, self.train_index) + torch.diag_embed(diagonal)
 
+    def cholesky(self) -> Tensor:
+        """Of ``W K W' + D``, factorised once. Cost: N^3 / 3. shape: (*batch, N, N)"""
+        make = threads_for(self.num_train**3 / 3.0)(lambda: psd_safe_cholesky(self.dense()))
+        return self.once("cholesky", make)
+
+    def gap_cholesky(self) -> Tensor:
+        """Of ``V (K + s2 I)^-1 V'``, factorised once. shape: (*batch, L, L)"""
+        make = threads_for(len(self.gap_index) ** 3 / 3.0)(lambda: psd_safe_cholesky(self.gap_matrix()))
+        return self.once("gap cholesky", make)
+
     def column_norms(self, x: Tensor) -> Tensor:
         """``||x||`` per column, in the original units. shape: (*batch, N, C) -> (*batch, C)"""
         return (x if self.row_scale is None else x * self.row_scale).norm(dim=-2)
@@ -325,8 +320,9 @@ class GapSystem:
             ("shifted", rank), lambda: ShiftedEigenPreconditioner(self.eigen(), self.gap_index, self.noise, rank)
         )
 
-    def is_set_up(self, kind: str, rank: int) -> bool:
-        return (kind, rank) in self._made
+    def is_set_up(self, key: Hashable) -> bool:
+        """Whether :meth:`once` has made it."""
+        return key in self._made
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """``make()``, the first time."""

@@ -2,12 +2,14 @@
 
 import datetime
 
+import cftime
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from gpytorch_gaps.filling.axes import describe_axes
+from gpytorch_gaps.filling.cycles import possible_periods
 
 cftime_like = [datetime.datetime(2000, 1, 1) + datetime.timedelta(days=2 * i) for i in range(5)]
 
@@ -43,6 +45,49 @@ def test_times_are_days_since_the_first(times):
     assert axis.kind == "time"
     assert axis.unit == "days"
     assert axis.points[:, 0].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+CALENDARS = [
+    ("standard", 365.2425),
+    ("proleptic_gregorian", 365.2425),
+    ("julian", 365.25),
+    ("noleap", 365.0),
+    ("all_leap", 366.0),
+    ("360_day", 360.0),
+]
+
+
+@pytest.mark.parametrize(("calendar", "year"), CALENDARS)
+def test_a_year_is_as_long_as_the_calendar_has_it(calendar, year):
+    months = [cftime.datetime(2000 + i // 12, 1 + i % 12, 1, calendar=calendar) for i in range(400 * 12 + 1)]
+    axis = only(np.array(months))
+    assert axis.kind == "time"
+    assert axis.points[-1, 0] == 400 * year
+    assert possible_periods(axis) == [year]
+
+
+@pytest.mark.parametrize(("calendar", "year"), CALENDARS)
+@pytest.mark.parametrize(("unit", "days"), [("days", 1.0), ("hours", 1 / 24), ("seconds", 1 / 86400)])
+def test_cf_times_that_were_not_decoded_are_times(calendar, year, unit, days):
+    axis = only(30 * np.arange(40) / days, units=f"{unit} since 1850-01-01 00:00", calendar=calendar)
+    assert (axis.kind, axis.unit) == ("time", "days")
+    np.testing.assert_allclose(axis.points[:, 0], 30.0 * np.arange(40), rtol=1e-15)
+    assert possible_periods(axis) == [year]
+
+
+def test_twelve_cf_months_are_a_year():
+    axis = only(np.arange(40), units="months since 1850-01-01")
+    np.testing.assert_allclose(axis.points[12], possible_periods(axis))
+
+
+def test_dates_of_several_calendars_and_missing_labels_are_refused():
+    mixed = [cftime.datetime(2000, 1, 1, calendar="360_day"), cftime.datetime(2000, 1, 1, calendar="noleap")]
+    with pytest.raises(
+        ValueError, match="x: entry 0 is 2000-01-01 00:00:00, expected labels, or dates of one calendar"
+    ):
+        only(np.array(mixed))
+    with pytest.raises(ValueError, match="x: entry 1 is nan, expected labels"):
+        only(np.array(["a", np.nan, "c"], dtype=object))
 
 
 def test_unsorted_times_keep_their_order():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import xarray as xr
 
+import gpytorch_gaps as gaps
 from gpytorch_gaps.filling.kinds import read_kind
 
 RNG = np.random.default_rng(0)
@@ -127,6 +128,71 @@ def test_series():
     assert kind.axes[0].kind == "time"
     found = kind.filled(np.full(3, 2.0), np.isnan(kind.numbers()), False)
     pd.testing.assert_series_equal(found, pd.Series([1.0, 2.0, 3.0], given.index, np.float32, "s"))
+
+
+def long_table(values, names=("time", "depth")):
+    """One row a cell, shuffled."""
+    wide = pd.DataFrame(values, index=DATES, columns=np.array([0.0, 1.0, 2.5, 4.0, 8.0]))
+    index = pd.MultiIndex.from_product([wide.index, wide.columns], names=names)
+    return pd.Series(wide.to_numpy().ravel(), index, name="T").sample(frac=1.0, random_state=0)
+
+
+def test_a_series_with_levels_lies_on_one_axis_a_level():
+    given = long_table(GAPPY).drop((DATES[2], 4.0))
+    kind = read_kind(given)
+    assert [(axis.name, axis.kind, axis.size) for axis in kind.axes] == [("time", "time", 6), ("depth", "number", 5)]
+    expected = GAPPY.copy()
+    expected[2, 3] = np.nan  # a combination without a row is a gap
+    np.testing.assert_array_equal(kind.numbers(), expected)
+    cells = np.arange(30.0).reshape(6, 5)
+    found = kind.filled(cells, np.isnan(kind.numbers()), False)
+    places = [cells[DATES.get_loc(t), [0.0, 1.0, 2.5, 4.0, 8.0].index(d)] for t, d in given.index]
+    pd.testing.assert_series_equal(found, given.fillna(pd.Series(places, given.index)))
+    pd.testing.assert_series_equal(kind.like(cells), pd.Series(places, given.index, name="T"))
+
+
+def test_a_table_with_levels_lies_on_one_axis_a_level():
+    series = long_table(GAPPY)
+    given = pd.DataFrame({"a": series, "b": 2 * series, "c": 3 * series})
+    kind = read_kind(given)
+    assert [axis.size for axis in kind.axes] == [6, 5, 3]
+    np.testing.assert_array_equal(kind.numbers(), GAPPY[..., None] * [1.0, 2.0, 3.0])
+    cells = np.arange(90.0).reshape(6, 5, 3)
+    found = kind.filled(cells, np.isnan(kind.numbers()), smooth=True)
+    assert found.loc[(DATES[4], 2.5)].tolist() == cells[4, 2].tolist()
+    assert found.index.equals(given.index)
+
+
+def test_a_series_with_levels_is_filled_as_the_table_that_it_unstacks_to():
+    t, x = np.linspace(0, 1, 12), np.linspace(0, 1, 9)
+    wide = pd.DataFrame(np.sin(5 * t[:, None]) * np.cos(3 * x), pd.Index(t, name="t"), pd.Index(x, name="x"))
+    wide = wide.mask(RNG.random(wide.shape) < 0.3)
+    long = wide.stack(future_stack=True).sample(frac=1.0, random_state=0)
+    options = {"steps": 4, "check": False, "progress": False}
+    from_long, from_wide = gaps.fill_gaps(long, **options), gaps.fill_gaps(wide, **options)
+    assert from_long.mean.index.equals(long.index)
+    np.testing.assert_allclose(from_long.mean.unstack(), from_wide.mean, rtol=1e-12)
+    np.testing.assert_allclose(from_long.std.unstack(), from_wide.std, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (pd.MultiIndex.from_tuples([(0, 1), (0, 2), (0, 1)], names=["a", "b"]), r"a, b: row 2, \(.*\), is there twice"),
+        (pd.MultiIndex.from_arrays([[0, 1, None], [1, 2, 3]], names=["a", "b"]), "a: row 2 has no label"),
+        (pd.MultiIndex.from_arrays([np.arange(200)] * 2), "rows, level 0, rows, level 1: got 200 rows for 200 x 200"),
+    ],
+    ids=["repeated", "missing", "no grid"],
+)
+def test_levels_that_make_no_grid_are_refused(index, message):
+    with pytest.raises(ValueError, match=message):
+        read_kind(pd.Series(np.arange(float(len(index))), index))
+
+
+def test_a_stacked_dimension_is_refused():
+    data = xr.DataArray(GAPPY, {"t": DATES, "x": np.arange(5.0)}, ("t", "x")).stack(z=("t", "x"))
+    with pytest.raises(ValueError, match=r"z: entry 0 is .* Unstack it"):
+        read_kind(data)
 
 
 @pytest.mark.parametrize(

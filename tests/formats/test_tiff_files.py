@@ -1,5 +1,7 @@
 """TIFF images: the same numbers but for the gaps, and the same tags."""
 
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 import tifffile
@@ -56,6 +58,38 @@ def again(tmp_path, opened, value, **options):
     filled = np.where(gaps(opened), value, np.ma.getdata(opened.data).astype("float64") + 1e-9)
     opened.write(filled, tmp_path / "out.tif", **options)
     return tifffile.imread(tmp_path / "out.tif")
+
+
+def scaled(path):
+    """What GDAL's readers make of a file: ``scale x stored + offset``, band by band."""
+    metadata = ElementTree.fromstring(pages(path)[0][42112][1])
+    found = {(item.get("role"), item.get("sample")): float(item.text) for item in metadata if item.get("role")}
+    stored = tifffile.imread(path).astype("float64")
+    for band in range(len(stored)):
+        stored[band] = stored[band] * found.get(("scale", str(band)), 1.0) + found.get(("offset", str(band)), 0.0)
+    return stored
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_deviations_read_with_the_scale_and_without_the_offset(tmp_path, lossless):
+    metadata = """<GDALMetadata>
+      <Item name="STATISTICS_MEAN" sample="0">1234</Item>
+      <Item name="OFFSET" sample="0" role="offset">-273.15</Item><Item name="SCALE" sample="0" role="scale">0.01</Item>
+      <Item name="OFFSET" sample="1" role='offset'>500</Item>
+      <Item name="SCALE" sample="1" role="scale">-2</Item>
+      <Item name="UNITTYPE">degrees</Item></GDALMetadata>"""
+    path = saved(
+        tmp_path, noise((2, 20, 33), "int16"), photometric="minisblack", planarconfig="separate",
+        extratags=[(42112, "s", 0, metadata, True), (NODATA, "s", 0, "7", True)],
+    )  # fmt: skip
+    opened = open_file(path)
+    deviations = np.random.default_rng(1).random((2, 20, 33))
+    opened.write_deviations(deviations, tmp_path / "std.tif")
+    np.testing.assert_allclose(scaled(tmp_path / "std.tif"), deviations * np.reshape([0.01, 2.0], (2, 1, 1)))
+    assert "STATISTICS" not in pages(tmp_path / "std.tif")[0][42112][1]
+    assert "UNITTYPE" in pages(tmp_path / "std.tif")[0][42112][1]
+    again(tmp_path, opened, 55.4, lossless=lossless)  # values keep their offset
+    assert pages(tmp_path / "out.tif")[0][42112] == pages(path)[0][42112]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import shutil
 import struct
+import sys
 import warnings
 from functools import cache
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import pytest
 import xarray as xr
 import zarr
 
+from gpytorch_gaps.filling.kinds import read_kind
 from gpytorch_gaps.formats import open_file, values, xarray_files
 
 NAN = float("nan")
@@ -479,6 +481,37 @@ def test_times_of_an_unknown_calendar_are_numbers(tmp_path, kind):
     after = stored(tmp_path / f"out{path.suffix}")
     assert after.time.attrs == data.time.attrs
     np.testing.assert_array_equal(after.a, [1, 5])
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_year_of_360_days_is_known_with_and_without_cftime(tmp_path, monkeypatch, installed):
+    data = xr.Dataset({"a": ("time", np.arange(48.0))}, {"time": 30 * np.arange(48)})
+    data.time.attrs = {"units": "days since 1850-01-01", "calendar": "360_day"}
+    path = save(tmp_path, data, "netcdf3")
+    if not installed:
+        monkeypatch.setitem(sys.modules, "cftime", None)
+    with open_file(path) as opened:
+        assert opened.data.time.dtype.kind == ("O" if installed else "i")
+        (axis,) = read_kind(opened.data).axes
+    assert (axis.kind, axis.year) == ("time", 360.0)
+    np.testing.assert_array_equal(axis.points[:, 0], data.time)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deviations_of_packed_numbers_are_floating_numbers_that_say_what_they_are(tmp_path, kind):
+    attrs = {"units": "K", "long_name": "warmth", "standard_name": "air_temperature", "valid_max": np.int16(3000)}
+    data = xr.Dataset({"a": ("x", np.array([280.0, NAN, 281.0]), attrs)})
+    data.a.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": np.int16(-1)}
+    path = save(tmp_path, data, kind)
+    with open_file(path) as opened:
+        opened.write_deviations(
+            read_kind(opened.data.compute()).like(np.array([0.0, 0.5, 0.0])), tmp_path / f"out{path.suffix}"
+        )
+    after = stored(tmp_path / f"out{path.suffix}")
+    assert after.a.values.tolist() == [0.0, 0.5, 0.0]
+    assert {key: after.a.attrs[key] for key in after.a.attrs if key != "_FillValue"} == {
+        "units": "K", "long_name": "standard deviation of warmth",
+    }  # fmt: skip
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
