@@ -161,6 +161,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             None if root is None else root.detach().double(),
             self._noise_diagonal(),
             other_flops=sum(4.0 * rows * width for width in narrow),
+            other_trace=sum(op._diagonal().sum(-1) for op in wide) if wide else None,
             all_known=all(isinstance(op, RootLinearOperator) and op.root.size(-1) <= _OTHER_RANK for op in others),
         )
 
@@ -249,13 +250,13 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         by_solves = self._system().choose("ignore", None, num_rhs, tolerance, 0).flops
         if plan.flops + num_rhs * float(plan.rank) ** 2 > by_solves:
             return None
-        form = self._system().preconditioner(plan.ranks)
+        form = self._system().low_rank_approximation(plan.ranks)
         return (form, form.left_over) if form.left_over <= tolerance else None
 
     def low_rank_approximation(self) -> LowRankPreconditioner | None:
         system, tolerance = self._system(), settings.tolerance_in_force()
         plan = system.choose("ignore", asked_rank(), 1, tolerance, 0)
-        return system.preconditioner(plan.ranks) if plan.rank else None
+        return system.low_rank_approximation(plan.ranks) if plan.rank else None
 
     def solve_flops(self, num_rhs: int) -> float:
         plan = self._plan(num_rhs, training=False)

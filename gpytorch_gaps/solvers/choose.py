@@ -1,8 +1,9 @@
 """Which formulation to use: the one that should take the least time on this machine, with the next ones in reserve.
 
 - dense Cholesky where the observations, or the gaps, are few;
-- ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by
-  ``1 + lambda_{p+1} / s2``, so the iterations of every p, and the best p, are known before anything is solved;
+- ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by some
+  ``1 + lambda_{p+1} / (s2 + lambda_M)``, so the iterations of every p, and the best p, are known before anything is
+  solved;
 - fill-gaps: its conditioning depends on the shape of the gaps, which is not known beforehand. For scattered gaps it
   is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of
   the prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2``
@@ -218,7 +219,7 @@ def _rank_plans(system: GapSystem, num_rhs: int, tolerance: float) -> list[Plan]
             left = left_after[i] if rank < len(flat) else 0.0
         else:
             left = largest_left_out(spectrum, positions[:, :rank])
-        condition = 1.0 + left / noise if noise > 0 else math.inf
+        condition = 1.0 + left / (noise + system.least_eigenvalue) if noise > 0 else math.inf
         setup, application = 0.0, 0.0
         if rank:
             setup, application = low_rank_flops(list(zip(system.shape, used, strict=True)), rank)
@@ -227,7 +228,7 @@ def _rank_plans(system: GapSystem, num_rhs: int, tolerance: float) -> list[Plan]
         moved = iterations * num_rhs * 8.0 * (_THIN_PASSES * system.num_cells + rank**2)
         moved += 8.0 * _GATHERS * rank**2
         seconds = system.rates.seconds(cost, moved, (iterations if rank == 0 else 2.0 * iterations) * _CALLS)
-        reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
+        reason = f"rank {rank} leaves eigenvalues of {left / noise if noise > 0 else math.inf:.1e} times the noise"
         plans.append(Plan("ignore", rank, iterations=iterations, flops=cost, seconds=seconds, reason=reason))
     return plans
 

@@ -24,7 +24,7 @@ from gpytorch_gaps.kronecker.eigen import (
     leading_untied,
 )
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells
+from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
 from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations, quicker, still_needed
 from gpytorch_gaps.solvers.system import Probes
@@ -97,6 +97,7 @@ class SumSystem:
     :param root: of the low-rank terms and, to some rank, of the others. shape (*batch, N, r).
     :param diagonal: D, shape (*batch, N).
     :param other_flops: of a product with the other terms and one column.
+    :param other_trace: the trace of the other terms, shape batch.
     :param all_known: whether `root` is all there is of the other terms.
     """
 
@@ -109,9 +110,10 @@ class SumSystem:
         root: Tensor | None,
         diagonal: Tensor,
         other_flops: float,
+        other_trace: Tensor | None = None,
         all_known: bool = True,
     ) -> None:
-        self._all_known = all_known
+        self._all_known, self._other_trace = all_known, other_trace
         self._other_matmul, self._dense, self._other_flops = other_matmul, dense, other_flops
         self.terms, self.index, self.root_columns = list(terms), index, root
         self.diagonal = diagonal.detach().double()
@@ -119,7 +121,7 @@ class SumSystem:
         self.probes = Probes()
         self.loan: LowRankPreconditioner | None = None  # for solves; log-determinants need their own
         self.last_preconditioner: LowRankPreconditioner | None = None
-        self._preconditioners: dict[tuple[int, ...], LowRankPreconditioner] = {}
+        self._low_rank: dict[tuple[bool, tuple[int, ...]], LowRankPreconditioner] = {}
         self._found: dict[int | None, list[tuple[SumPlan, float, float]]] = {}
 
     @property
@@ -158,35 +160,61 @@ class SumSystem:
         return psd_safe_cholesky(self._dense())
 
     def preconditioner(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
+        """:meth:`low_rank_approximation` with the trace of the matrix: for conjugate gradients."""
+        return self._once(ranks, with_trace=True)
+
+    def low_rank_approximation(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
         """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: eigenvectors of all terms, axis by axis, side by side."""
-        if ranks not in self._preconditioners and not sum(ranks):
+        return self._once(ranks, with_trace=False)
+
+    def _once(self, ranks: tuple[int, ...], with_trace: bool) -> LowRankPreconditioner:
+        key = (with_trace, ranks)
+        if key not in self._low_rank:
+            self._low_rank[key] = self._set_up(ranks, self.kernel_trace if with_trace else None)
+        return self._low_rank[key]
+
+    @cached_property
+    def kernel_trace(self) -> Tensor:
+        """Of the matrix without D. shape: batch"""
+        total = self.diagonal.new_zeros(()) if self._other_trace is None else self._other_trace.detach().double()
+        for term in self.terms:
+            diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in term.factors]
+            total = total + product_at(diagonals, unravel(self.index, term.shape)).sum(-1)
+        return total
+
+    @cached_property
+    def least_eigenvalue(self) -> float:
+        """A lower bound on the eigenvalues of the matrix without D: the sum of the smallest ones of all terms."""
+        if not self.terms or len(torch.unique(self.index)) < len(self.index):
+            return 0.0
+        return sum(math.prod(float(values.amin()) for values in term.eigen.values) for term in self.terms)
+
+    def _set_up(self, ranks: tuple[int, ...], trace: Tensor | None) -> LowRankPreconditioner:
+        if not sum(ranks):
             alone = self.diagonal.new_ones(self.num_train, 1)
             nothing = torch.zeros(1, 0, dtype=torch.long, device=alone.device)
             rows = torch.arange(self.num_train, device=alone.device)
-            self._preconditioners[ranks] = LowRankPreconditioner(
-                [alone], nothing, alone.new_zeros(0), rows, self.diagonal, self.root_columns
+            return LowRankPreconditioner(
+                [alone], nothing, alone.new_zeros(0), rows, self.diagonal, self.root_columns, trace=trace
             )
-        elif ranks not in self._preconditioners:
-            positions, offsets = [], [0] * len(self.terms[0].shape)
-            for term, rank in zip(self.terms, ranks, strict=True):
-                own = term.leading(rank)[1] if rank else self.index.new_zeros(len(offsets), 0)
-                positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
-                offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
-            batch = torch.broadcast_shapes(*(q.shape[:-2] for term in self.terms for q in term.eigen.vectors))
-            by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
-            vectors = [torch.cat([q.expand(*batch, *q.shape[-2:]) for q in axis], -1) for axis in by_axis]
-            coefficients = self.coefficients(ranks, [term.factors for term in self.terms])
-            left = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
-            self._preconditioners[ranks] = LowRankPreconditioner(
-                vectors,
-                torch.cat(positions, -1),
-                coefficients,
-                self.index,
-                self.diagonal,
-                self.root_columns,
-                left_over=left / float(self.diagonal.min()) if self._all_known else math.inf,
-            )
-        return self._preconditioners[ranks]
+        positions, offsets = [], [0] * len(self.terms[0].shape)
+        for term, rank in zip(self.terms, ranks, strict=True):
+            own = term.leading(rank)[1] if rank else self.index.new_zeros(len(offsets), 0)
+            positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
+            offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
+        batch = torch.broadcast_shapes(*(q.shape[:-2] for term in self.terms for q in term.eigen.vectors))
+        by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
+        left = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
+        return LowRankPreconditioner(
+            [torch.cat([q.expand(*batch, *q.shape[-2:]) for q in axis], -1) for axis in by_axis],
+            torch.cat(positions, -1),
+            self.coefficients(ranks, [term.factors for term in self.terms]),
+            self.index,
+            self.diagonal,
+            self.root_columns,
+            left_over=left / float(self.diagonal.min()) if self._all_known else math.inf,
+            trace=trace,
+        )
 
     def coefficients(self, ranks: Sequence[int], factors: Sequence[Sequence[Tensor]]) -> Tensor:
         """The eigenvalues kept of all terms, differentiable in the same factors as this system's. shape: (*batch, p)"""
@@ -235,9 +263,10 @@ class SumSystem:
         return quicker(self._rank_plans(rank, num_rhs, still_needed(tolerance, start)), cold) or cold
 
     def _rank_plans(self, rank: int | None, num_rhs: int, tolerance: float) -> list[SumPlan]:
-        plans = []
+        plans, noise = [], float(self.diagonal.min())
+        above_noise = noise / (noise + self.least_eigenvalue)
         for plan, left, application in self._candidates(rank):
-            iterations = expected_iterations(1.0 + left, tolerance)
+            iterations = expected_iterations(1.0 + above_noise * left, tolerance)
             cost = iterations * num_rhs * (self.product_flops + application)
             plans.append(replace(plan, iterations=iterations, flops=plan.flops + cost))
         return plans
