@@ -93,6 +93,7 @@ def krylov_solve(
     training: bool = False,
     guess: Tensor | None = None,
     inner: torch.dtype = torch.float64,
+    patience: int = 0,
 ) -> KrylovResult:
     """Conjugate gradients to the tolerance in force, checked on the true residual.
 
@@ -100,6 +101,7 @@ def krylov_solve(
     :param num_tridiag: how many leading columns are probes whose Lanczos matrices are wanted.
     :param guess: of the solution, to start from; not with probes.
     :param inner: precision of the iterations; what they come to is refined in float64.
+    :param patience: iterations that need not halve the residual; after more, it gives up. 0: never.
     """
     if _one_by_one(rhs, batch_shape):
         some = [
@@ -112,6 +114,7 @@ def krylov_solve(
                 training,
                 None if guess is None else guess[..., number : number + 1],
                 inner,
+                patience,
             )
             for number, column in enumerate(rhs.split(1, -1))
         ]
@@ -153,6 +156,7 @@ def krylov_solve(
             max_iterations=budget - iterations,
             precondition=precondition,
             lanczos=bool(num_tridiag) and not attempt,
+            patience=patience,
         )
         tridiagonal = found if found is not None else tridiagonal
         candidate, iterations = solution + step.double(), iterations + used
@@ -161,7 +165,7 @@ def krylov_solve(
         solution, residual = torch.where(better, candidate, solution), torch.where(better, left, residual)
         if bool((residual.norm(dim=-2) > 0.5 * size).all()):
             # no further in this precision: the recursive residual has parted from the true one
-            if inner == torch.float64 and attempt:
+            if inner == torch.float64 and (attempt or patience):
                 break
             inner = torch.float64
     # shape: (*batch, C, k, k) -> (num_tridiag, *batch, k, k)

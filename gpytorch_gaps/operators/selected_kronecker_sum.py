@@ -1,7 +1,6 @@
 """``Σ_t W K_t W' + ...``: sums in which a Kronecker product meets others, and the same with noise."""
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,15 +25,16 @@ from gpytorch_gaps.functions.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
+from gpytorch_gaps.operators._sum_solve import solve_sum
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.choose import planned_columns
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.solvers.sum import KroneckerTerm, SumPlan, SumSystem
+from gpytorch_gaps.solvers.sum import SumPlan, SumSystem
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
@@ -169,8 +169,11 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         """shape: (*batch, N)"""
         return self._diag_tensor._diagonal()
 
-    def _plan(self, num_rhs: int, training: bool, start: float = 1.0) -> SumPlan:
-        return self._system().choose(
+    def _plan(self, num_rhs: int, training: bool) -> SumPlan:
+        return self._plans(num_rhs, training)[0]
+
+    def _plans(self, num_rhs: int, training: bool, start: float = 1.0) -> list[SumPlan]:
+        return self._system().plans(
             settings.gap_method.value(),
             settings.preconditioner_rank.value(),
             num_rhs,
@@ -187,36 +190,20 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
             guess, start = (guess, start) if start < 1.0 else (None, 1.0)
         if start <= settings.tolerance_in_force(training):
-            plan = SumPlan("ignore", reason="the guess is a solution")
+            plans = [SumPlan("ignore", reason="the guess is a solution")]
         elif system.loan is not None:
             reason = f"a preconditioner set up for a matrix like it, from {start:.1e}"
-            plan = SumPlan("ignore", system.loan.rank, reason=reason)
+            plans = [SumPlan("ignore", system.loan.rank, reason=reason)]
         else:
-            plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
-            if start < 1.0 and plan.method == "ignore":
-                plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
-        if plan.method == "cholesky":
-            result = self._direct(system, rhs, training)
-        else:
-            preconditioner = system.preconditioner_of_solves(plan.ranks) if plan.rank else None
-            precondition = None if preconditioner is None else preconditioner.solve
-            narrow = settings.mixed_precision.value() or self.dtype == torch.float32
-            inner = torch.float32 if narrow else torch.float64
-            result = krylov_solve(system.matmul, rhs, precondition, 0, self.batch_shape, training, guess, inner)
-        flops = plan.flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
-        report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
-        return result.solution
-
-    def _direct(self, system: SumSystem, rhs: Tensor, training: bool) -> KrylovResult:
-        started = time.perf_counter()
-        wide = rhs.double()
-        solution = torch.cholesky_solve(wide, system.cholesky)
-        solution = solution + torch.cholesky_solve(wide - system.matmul(solution), system.cholesky)
-        norm = wide.norm(dim=-2)
-        unit = torch.where(norm > 0, norm, torch.ones_like(norm))
-        residual = (wide - system.matmul(solution)).norm(dim=-2) / unit
-        tolerance, seconds = settings.tolerance_in_force(training), time.perf_counter() - started
-        return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance)
+            plans = self._plans(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
+            if start < 1.0 and plans[0].method == "ignore":
+                plans[0] = replace(plans[0], reason=f"{plans[0].reason}, from {start:.1e}")
+        narrow = settings.mixed_precision.value() or self.dtype == torch.float32
+        inner = torch.float32 if narrow else torch.float64
+        best, plan = solve_sum(system, plans, rhs, self.batch_shape, training, guess, inner)
+        flops = plan.flops if plan.method == "cholesky" else best.iterations * rhs.size(-1) * system.product_flops
+        report_solve(best.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
+        return best.solution
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         if self.preconditioner_override is not None:

@@ -18,9 +18,9 @@ eigenvalues that F C F' leaves out. With the largest of these l, and ``a`` the s
 
     cond(P^-1 A) <= (l + s2) / (m + s2) (1 + m / a) <= 1 + l / s2
 
-for constant noise s2. The last is the bound of the paper's P (m = 0), which is attained: where all of K is far above the
-noise, ``cond(A)`` may be small, and m = 0 moves the p leading eigenvalues from the top of the spectrum to below its end.
-With m the condition number is at most some ``2 l / a``, which is below that of A.
+for constant noise s2. The last is the bound of the paper's P (m = 0), which is attained: where all of K is far above
+the noise, ``cond(A)`` may be small, and m = 0 moves the leading eigenvalues from the top of the spectrum to below its
+end. With m the condition number is at most some ``2 l / a``, about that of A for the smallest rank, less for others.
 """
 
 import math

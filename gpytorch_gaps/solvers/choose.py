@@ -43,6 +43,7 @@ _GATHERS = 40.0  # numbers moved per entry of a Gram matrix, whose look-up is ra
 _CHOLESKY = 2.0  # times as long as a matrix product of as many FLOPs
 _DENSE_BYTES = 200.0  # moved for every entry of a matrix that is gathered and factorised
 _CALLS = 40.0  # an iteration, of torch
+PATIENCE = 1000  # iterations without a halved residual, after which another plan is tried
 _FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
 
@@ -54,6 +55,7 @@ class Plan:
     rank: int = 0
     direct: str = ""  # "data" or "gaps": the side that is factorised densely
     budget: int = 0
+    patience: int = 0  # iterations that need not halve the residual, where another plan follows; 0: any number
     iterations: float = 0.0  # that it is thought to need
     flops: float = math.inf
     seconds: float = math.inf
@@ -114,21 +116,25 @@ def choose_plans(
         # twice what it should need, and at least as long as planning would be worth
         affordable = 2.0 * _SOON * fill.iterations / fill.seconds
         yield replace(fill, budget=min(max_iterations, max(10 + 2 * fill.budget, int(affordable))))
-    reliable = [replace(best_rank(system, num_rhs, tolerance), budget=max_iterations)]
+    cheapest = best_rank(system, num_rhs, tolerance)
+    reliable = [replace(cheapest, budget=max_iterations)]
     if rows <= DENSE_REACH * max_cholesky:
         reliable.append(dense)
     reliable.sort(key=lambda plan: plan.seconds)
+    reserve = [
+        replace(plan, budget=max_iterations) for plan in deeper(rank_plans(system, num_rhs, tolerance), cheapest)
+    ]
     if fill is None or soon:
-        yield from reliable
+        yield from in_turn([*reliable, *reserve])
     elif by_gaps is not None and by_gaps.seconds < min(fill.seconds, reliable[0].seconds):
-        yield from [by_gaps, *reliable]
+        yield from in_turn([by_gaps, *reliable, *reserve])
     elif reliable[0].seconds <= fill.seconds:
-        yield from [*reliable, replace(fill, budget=max_iterations)]
+        yield from in_turn([*reliable, replace(fill, budget=max_iterations), *reserve])
     else:
         # as many iterations as the alternative would cost, and at least what scattered gaps should need
         affordable = reliable[0].seconds / (fill.seconds / fill.budget)
         budget = max_iterations if math.isinf(affordable) else min(max_iterations, max(fill.budget, int(affordable)))
-        yield from [replace(fill, budget=budget), *reliable]
+        yield from in_turn([replace(fill, budget=budget), *reliable, *reserve])
 
 
 def _by_gaps(system: GapSystem, gaps: int, num_rhs: int) -> Plan:
@@ -192,6 +198,17 @@ def quicker(plans: Sequence[PlanT], cold: PlanT) -> PlanT | None:
     half, affordable = 0.5 * cold.iterations, _WORTH_HALF * cold.flops + _NOTHING
     fitting = [plan for plan in plans if plan.iterations <= half and plan.flops <= affordable]
     return min(fitting, key=lambda plan: plan.flops, default=None)
+
+
+def in_turn(plans: Sequence[PlanT]) -> list[PlanT]:
+    """All but the last give up where they get nowhere: another follows."""
+    return [*(replace(plan, patience=PATIENCE) for plan in plans[:-1]), plans[-1]]
+
+
+def deeper(plans: Sequence[PlanT], failed: PlanT) -> list[PlanT]:
+    """Where a rank has failed: the one that should need the fewest iterations, if that is at most half as many."""
+    fewest = min(plans, key=lambda plan: plan.iterations)
+    return [fewest] if fewest.iterations <= 0.5 * failed.iterations < math.inf else []
 
 
 def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:

@@ -225,4 +225,4 @@ def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, tolerance: float, p
         return Spectral(system, rhs, tolerance)
     if plan.method == "fill" or plan.direct == "gaps":
         return Fill(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))
-    return Ignore(system, rhs, tolerance, plan.rank, direct=bool(plan.direct))
+    return Ignore(system, rhs, tolerance, plan.rank, direct=bool(plan.direct), patience=plan.patience)

@@ -14,70 +14,21 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import (
-    KroneckerEigen,
-    columns_in_use,
-    if_thin,
-    kron_eigh,
-    largest_left_out,
-    leading_untied,
-)
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import product_at, select_cells, spread_cells, unravel
+from gpytorch_gaps.kronecker.eigen import columns_in_use
+from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, low_rank_flops
-from gpytorch_gaps.solvers.choose import DENSE_REACH, RANKS, Plan, expected_iterations, quicker, still_needed
+from gpytorch_gaps.solvers.choose import (
+    DENSE_REACH,
+    RANKS,
+    Plan,
+    deeper,
+    expected_iterations,
+    in_turn,
+    quicker,
+    still_needed,
+)
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.system import Probes
-
-
-class KroneckerTerm:
-    """``W K W'``, one term of a sum.
-
-    :param factors: K_i, shape (*batch, m_i, m_i) each.
-    :param shared: where the eigen-decomposition is kept for others who have the same factors.
-    """
-
-    def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen]) -> None:
-        self.factors = [factor.detach().double() for factor in factors]
-        self.shape = tuple(factor.size(-1) for factor in self.factors)
-        self._shared = shared
-        self._narrow: list[Tensor] | None = None  # the factors in float32, once asked for
-
-    @property
-    def eigen(self) -> KroneckerEigen:
-        if "eigen" not in self._shared:
-            self._shared["eigen"] = kron_eigh(self.factors)
-        return self._shared["eigen"]
-
-    @property
-    def product_flops(self) -> float:
-        thin = if_thin(self._shared.get("eigen"))
-        return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
-
-    def matmul(self, grid: Tensor) -> Tensor:
-        """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
-        thin = if_thin(self._shared.get("eigen"))
-        if thin is not None:
-            return thin.matmul(grid)
-        if grid.dtype == torch.float64:
-            return kron_matmul(self.factors, grid)
-        if self._narrow is None:
-            self._narrow = [narrowed(factor, grid.dtype) for factor in self.factors]
-        return kron_matmul(self._narrow, grid)
-
-    def leading(self, count: int) -> tuple[Tensor, Tensor]:
-        """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
-        values, positions = leading_untied(self.eigen.values, count)
-        return values.reshape(-1, values.size(-1)).amax(0), positions
-
-    def left_out(self, rank: int) -> float:
-        """The largest eigenvalue that is not among the leading ones, over a batch."""
-        _, positions = leading_untied(self.eigen.values, rank)
-        return largest_left_out(self.eigen.values, positions)
-
-    def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
-        """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
-        return product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
 
 
 @dataclass(frozen=True)
@@ -177,17 +128,14 @@ class SumSystem:
     def kernel_trace(self) -> Tensor:
         """Of the matrix without D. shape: batch"""
         total = self.diagonal.new_zeros(()) if self._other_trace is None else self._other_trace.detach().double()
-        for term in self.terms:
-            diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in term.factors]
-            total = total + product_at(diagonals, unravel(self.index, term.shape)).sum(-1)
-        return total
+        return sum((term.trace(self.index) for term in self.terms), total)
 
     @cached_property
     def least_eigenvalue(self) -> float:
         """A lower bound on the eigenvalues of the matrix without D: the sum of the smallest ones of all terms."""
         if not self.terms or len(torch.unique(self.index)) < len(self.index):
             return 0.0
-        return sum(math.prod(float(values.amin()) for values in term.eigen.values) for term in self.terms)
+        return sum(term.least_eigenvalue for term in self.terms)
 
     def _set_up(self, ranks: tuple[int, ...], trace: Tensor | None) -> LowRankPreconditioner:
         if not sum(ranks):
@@ -236,6 +184,18 @@ class SumSystem:
         start: float = 1.0,
     ) -> SumPlan:
         """The plan that should cost least, or the one asked for; from a guess with a relative residual of `start`."""
+        return self.plans(method, rank, num_rhs, tolerance, max_cholesky, start)[0]
+
+    def plans(
+        self,
+        method: str,
+        rank: int | None,
+        num_rhs: int,
+        tolerance: float,
+        max_cholesky: float,
+        start: float = 1.0,
+    ) -> list[SumPlan]:
+        """The same, and in "auto" what to try next where it does not converge."""
         if method in ("fill", "penalize", "spectral"):
             raise ValueError(
                 f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
@@ -244,11 +204,15 @@ class SumSystem:
         rows = self.num_train
         direct = SumPlan("cholesky", direct="data", flops=rows**3 / 3.0, reason=self._about("dense"))
         if method == "cholesky" or (method == "auto" and rows <= max_cholesky):
-            return direct
+            return [direct]
         iterative = self._best_ranks(rank, num_rhs, tolerance, start)
-        if method == "auto" and rows <= DENSE_REACH * max_cholesky and direct.flops < iterative.flops:
-            return direct
-        return iterative
+        if method != "auto":
+            return [iterative]
+        if rows <= DENSE_REACH * max_cholesky:
+            return [direct] if direct.flops < iterative.flops else in_turn([iterative, direct])
+        free = rank is None and float(self.diagonal.min()) > 0
+        reserve = deeper(self._rank_plans(None, num_rhs, tolerance), iterative) if free else []
+        return in_turn([iterative, *reserve])
 
     def _about(self, what: str) -> str:
         kinds = f"{len(self.terms)} Kronecker term{'s' if len(self.terms) != 1 else ''}"
