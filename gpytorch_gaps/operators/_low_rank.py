@@ -33,8 +33,7 @@ def low_rank_operator(
 
     :param diagonal: D; what the preconditioner adds to it is a constant.
     """
-    added = preconditioner.added.to(dtype)
-    raised = DiagLinearOperator(diagonal._diagonal() + added) if bool((added > 0).any()) else diagonal
+    raised = DiagLinearOperator(diagonal._diagonal() + preconditioner.added.to(dtype))
     vectors = [q.to(dtype) for q in preconditioner.vectors]
     basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
     if not coefficients.size(-1):

@@ -87,10 +87,11 @@ class LowRankPreconditioner:
         self.num_cells = math.prod(q.size(-2) for q in self.vectors)
         self.diagonal = self._raised(own_diagonal, trace)
         self.unit_gram = self._gram(torch.ones_like(self.diagonal)) if self.constant else None
-        lift, self._cholesky = _factorised(self._core(self.coefficients, self.diagonal, self.root))
+        core = self._core(self.coefficients, self.diagonal, self.root)
+        self._cholesky, lift, raised = _factorised(core, (self.diagonal / own_diagonal).amax())
         self.diagonal = lift * self.diagonal
         self.added = self.diagonal - own_diagonal  # shape: (*batch, 1) or (*batch, N)
-        self.left_over = max(left_over, float((self.added / own_diagonal).amax()))
+        self.left_over = max(left_over, lift * raised - 1.0)
         shapes = [(q.size(-2), q.size(-1)) for q in self.vectors]
         self.setup_flops, self.flops = low_rank_flops(shapes, self._leading)
 
@@ -251,13 +252,17 @@ class LowRankPreconditioner:
         return inner + rows * diagonal.log().sum(-1)
 
 
-def _factorised(core: Tensor) -> tuple[float, Tensor]:
-    """The Cholesky factor of ``I + M``, or where that is indefinite to rounding of ``I + M / lift``, and the lift."""
+def _factorised(core: Tensor, number: Tensor) -> tuple[Tensor, float, float]:
+    """The Cholesky factor of ``I + M``, or where that is indefinite to rounding of ``I + M / lift``; and the lift.
+
+    The host waits for a device once, to see whether it succeeded: a `number` is read along with that.
+    """
     eye = torch.eye(core.size(-1), dtype=core.dtype, device=core.device)
     for lift in _LIFTS:
         factor, info = torch.linalg.cholesky_ex(core if lift == 1.0 else eye + (core - eye) / lift)
-        if not bool(info.any()):
-            return lift, factor
+        failed, value = torch.stack([info.any().double(), number]).tolist()
+        if not failed:
+            return factor, lift, value
     raise ValueError(
         f"noise: too small for a preconditioner: {core.size(-1)} eigenvectors have eigenvalues of up to "
         f"{float(core.amax()):.1e} times the noise, expected below 1e16, and finite; try more noise, or "

@@ -1,8 +1,6 @@
 """One Kronecker product of a sum of kernels, with what is worked out for it once."""
 
-import math
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -67,7 +65,7 @@ class KroneckerTerm:
         diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors]
         return product_at(diagonals, unravel(index, self.shape)).sum(-1)
 
-    @cached_property
-    def least_eigenvalue(self) -> float:
+    @property
+    def least_eigenvalue(self) -> Tensor:
         """The smallest eigenvalue of K, over a batch."""
-        return math.prod(float(values.amin()) for values in self.eigen.values)
+        return torch.stack([values.amin() for values in self.eigen.values]).prod()

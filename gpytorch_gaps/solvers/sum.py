@@ -125,6 +125,10 @@ class SumSystem:
         return self._low_rank[key]
 
     @cached_property
+    def least_noise(self) -> float:
+        return float(self.diagonal.min())
+
+    @cached_property
     def kernel_trace(self) -> Tensor:
         """Of the matrix without D. shape: batch"""
         total = self.diagonal.new_zeros(()) if self._other_trace is None else self._other_trace.detach().double()
@@ -133,9 +137,12 @@ class SumSystem:
     @cached_property
     def least_eigenvalue(self) -> float:
         """A lower bound on the eigenvalues of the matrix without D: the sum of the smallest ones of all terms."""
-        if not self.terms or len(torch.unique(self.index)) < len(self.index):
+        if not self.terms:
             return 0.0
-        return sum(term.least_eigenvalue for term in self.terms)
+        ordered = self.index.sort().values
+        repeated = (ordered[1:] == ordered[:-1]).any().double()
+        smallest = torch.stack([term.least_eigenvalue for term in self.terms]).sum()
+        return float((1.0 - repeated) * smallest)
 
     def _set_up(self, ranks: tuple[int, ...], trace: Tensor | None) -> LowRankPreconditioner:
         if not sum(ranks):
@@ -160,7 +167,7 @@ class SumSystem:
             self.index,
             self.diagonal,
             self.root_columns,
-            left_over=left / float(self.diagonal.min()) if self._all_known else math.inf,
+            left_over=left / self.least_noise if self._all_known else math.inf,
             trace=trace,
         )
 
@@ -210,7 +217,7 @@ class SumSystem:
             return [iterative]
         if rows <= DENSE_REACH * max_cholesky:
             return [direct] if direct.flops < iterative.flops else in_turn([iterative, direct])
-        free = rank is None and float(self.diagonal.min()) > 0
+        free = rank is None and self.least_noise > 0
         reserve = deeper(self._rank_plans(None, num_rhs, tolerance), iterative) if free else []
         return in_turn([iterative, *reserve])
 
@@ -219,7 +226,7 @@ class SumSystem:
         return f"a sum with {kinds}, {what}"
 
     def _best_ranks(self, rank: int | None, num_rhs: int, tolerance: float, start: float) -> SumPlan:
-        if rank == 0 or not float(self.diagonal.min()) > 0:
+        if rank == 0 or not self.least_noise > 0:
             return SumPlan("ignore", 0, reason=self._about("no preconditioner"), ranks=(0,) * len(self.terms))
         cold = min(self._rank_plans(rank, num_rhs, tolerance), key=lambda plan: plan.flops)
         if start >= 1.0:
@@ -227,7 +234,7 @@ class SumSystem:
         return quicker(self._rank_plans(rank, num_rhs, still_needed(tolerance, start)), cold) or cold
 
     def _rank_plans(self, rank: int | None, num_rhs: int, tolerance: float) -> list[SumPlan]:
-        plans, noise = [], float(self.diagonal.min())
+        plans, noise = [], self.least_noise
         above_noise = noise / (noise + self.least_eigenvalue)
         for plan, left, application in self._candidates(rank):
             iterations = expected_iterations(1.0 + above_noise * left, tolerance)
@@ -238,7 +245,7 @@ class SumSystem:
     def low_rank_plan(self, level: float) -> tuple[SumPlan, float] | None:
         """The smallest preconditioner that leaves eigenvalues of no more than `level` times the noise, and of what."""
         batched = self.diagonal.dim() > 1 or any(t.dim() > 1 for term in self.terms for t in term.eigen.values)
-        if self.root_columns is not None or batched or not float(self.diagonal.min()) > 0:
+        if self.root_columns is not None or batched or not self.least_noise > 0:
             return None
         return next(((plan, left) for plan, left, _ in self._candidates(None) if left <= level), None)
 
@@ -249,7 +256,7 @@ class SumSystem:
         return self._found[rank]
 
     def _find_candidates(self, rank: int | None) -> Iterator[tuple[SumPlan, float, float]]:
-        noise = float(self.diagonal.min())
+        noise = self.least_noise
         limit = min(self.num_train, RANKS[-1])
         found = [term.leading(limit + 1) for term in self.terms]
         own = 0 if self.root_columns is None else self.root_columns.size(-1)

@@ -315,7 +315,7 @@ class GapSystem:
         """
         if int(self.observed(torch.float64).sum()) < self.num_train:
             return 0.0
-        return math.prod(float(values.amin()) for values in self.eigen().values)
+        return float(torch.stack([values.amin() for values in self.eigen().values]).prod())
 
     @property
     def cells(self) -> Tensor:
