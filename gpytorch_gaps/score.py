@@ -168,7 +168,13 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
     order = where.argsort(stable=True)
     members = order.split(torch.bincount(where).tolist())
     for rows in with_bar(members, "groups left out", unit="group"):
-        cholesky = torch.linalg.cholesky(_inverse_block(parts, rows))
+        cholesky, failed = torch.linalg.cholesky_ex(_inverse_block(parts, rows))
+        if bool(failed.any()):
+            raise ValueError(
+                f"leave_out: groups: a group of {len(rows)} observations has no predictions: the inverse of the "
+                "covariance, as solved for, is not positive definite there. Try: a tighter solve_tolerance, "
+                "gap_method('cholesky'), smaller groups, or more noise"
+            )
         shift = torch.cholesky_solve(weights[..., rows].double().unsqueeze(-1), cholesky).squeeze(-1)
         mean[..., rows] = (y[..., rows].double() - shift).to(y.dtype)
         variance[..., rows] = torch.cholesky_inverse(cholesky).diagonal(dim1=-1, dim2=-2).to(y.dtype)

@@ -379,6 +379,36 @@ def test_observations_that_stand_alone(noise, max_cholesky):
     assert torch.allclose(posterior.variance[alone], prior.expand(2), rtol=1e-6)
 
 
+def full_grid_of_two_terms(noise):
+    """A sum of a smooth and a less smooth kernel, every cell observed, one noise a point."""
+    axes, values = gappy((9, 8), 0.0, 0)
+    grid, x, y = gaps.from_array(values, axes)
+    terms = [
+        ScaleKernel(gaps.GappyGridKernel([with_length(kernel(), length) for _ in axes], grid))
+        for kernel, length in ((RBFKernel, 0.5), (MaternKernel, 0.3))
+    ]
+    likelihood = gaps.GappyGridLikelihood(noise=torch.full((len(y),), noise, dtype=torch.float64))
+    return Model(x, y, likelihood, terms[0] + terms[1]).double().eval()
+
+
+@pytest.mark.parametrize("noise", [2e-8, 1e-9])
+def test_groups_of_a_full_grid_with_hardly_any_noise(noise):
+    """The inverse of the covariance has entries of 1e8, whose inverse is of size one."""
+    model = full_grid_of_two_terms(noise)
+    labels = torch.arange(72) // 9
+    with MAX_CHOLESKY(0), settings.solve_tolerance(1e-9):
+        posterior = gaps.leave_out(model, labels)
+    same(posterior, brute_force(model, labels), 1e-5)
+
+
+def test_groups_whose_solves_missed_by_far_say_what_to_do():
+    model = full_grid_of_two_terms(1e-9)
+    with MAX_CHOLESKY(0), settings.preconditioner_rank(0), settings.max_iterations(3), warnings.catch_warnings():
+        warnings.simplefilter("ignore", gaps.NotConvergedWarning)
+        with pytest.raises(ValueError, match=r"leave_out: groups: a group of 36 .* Try: a tighter solve_tolerance"):
+            gaps.leave_out(model, torch.arange(72) // 36)
+
+
 @pytest.mark.parametrize("max_cholesky", [800, 0])
 def test_repeated_cells_and_points_off_the_grid(max_cholesky):
     """A twin left behind tells most of what was left out."""

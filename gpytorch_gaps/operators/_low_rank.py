@@ -29,14 +29,18 @@ def low_rank_operator(
     dtype: torch.dtype,
     root: Tensor | None = None,
 ) -> LinearOperator:
-    """``F C F' + R R' + D``. ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored."""
+    """``F C F' + R R' + D'``. ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored.
+
+    :param diagonal: D; what the preconditioner adds to it is a constant.
+    """
+    raised = DiagLinearOperator(diagonal._diagonal() + preconditioner.added.to(dtype))
     vectors = [q.to(dtype) for q in preconditioner.vectors]
     basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
     if not coefficients.size(-1):
         assert root is not None
-        return _LowRankSum(RootLinearOperator(root.to(dtype)), diagonal)
+        return _LowRankSum(RootLinearOperator(root.to(dtype)), raised)
     scale = DiagLinearOperator(lifted_root(coefficients).to(dtype))
     parts = [RootLinearOperator(MatmulLinearOperator(basis, scale))]
     if root is not None:
         parts.append(RootLinearOperator(root.to(dtype)))
-    return _LowRankSum(*parts, diagonal)
+    return _LowRankSum(*parts, raised)

@@ -167,13 +167,14 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         solves = best_rank(system, num_rhs, tolerance).flops
         if low_rank_form_flops(system, rank, num_rhs) > solves:
             return None
-        return system.eigen_preconditioner(rank), system.eigenvalue_after(rank) / noise
+        form = system.low_rank_approximation(rank)
+        return form, max(form.left_over, system.eigenvalue_after(rank) / noise)
 
     def low_rank_approximation(self) -> LowRankPreconditioner | None:
         system = self._system()
         rank = min(asked_rank(), system.num_cells)
         if system.row_scale is None:
-            return system.eigen_preconditioner(rank)
+            return system.low_rank_approximation(rank)
         # whitened eigenvectors are not those of K, which variances are told by
         shared = self._linear_op.shared_eigen()
         if "eigen" not in shared:

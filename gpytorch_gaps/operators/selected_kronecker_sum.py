@@ -1,7 +1,6 @@
 """``Σ_t W K_t W' + ...``: sums in which a Kronecker product meets others, and the same with noise."""
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,7 @@ from gpytorch_gaps.functions.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve, largest
+from gpytorch_gaps.operators._sum_solve import solve_sum
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
@@ -162,6 +161,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             None if root is None else root.detach().double(),
             self._noise_diagonal(),
             other_flops=sum(4.0 * rows * width for width in narrow),
+            other_trace=sum(op._diagonal().sum(-1) for op in wide) if wide else None,
             all_known=all(isinstance(op, RootLinearOperator) and op.root.size(-1) <= _OTHER_RANK for op in others),
         )
 
@@ -169,8 +169,11 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         """shape: (*batch, N)"""
         return self._diag_tensor._diagonal()
 
-    def _plan(self, num_rhs: int, training: bool, start: float = 1.0) -> SumPlan:
-        return self._system().choose(
+    def _plan(self, num_rhs: int, training: bool) -> SumPlan:
+        return self._plans(num_rhs, training)[0]
+
+    def _plans(self, num_rhs: int, training: bool, start: float = 1.0) -> list[SumPlan]:
+        return self._system().plans(
             settings.gap_method.value(),
             settings.preconditioner_rank.value(),
             num_rhs,
@@ -188,50 +191,21 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             start = float((error / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
             guess, start = (guess, start) if start < 1.0 else (None, 1.0)
         if start <= settings.tolerance_in_force(training):
-            plan = SumPlan("ignore", reason="the guess is a solution")
+            plans = [SumPlan("ignore", reason="the guess is a solution")]
         elif system.loan is not None:
             reason = f"a preconditioner set up for a matrix like it, from {start:.1e}"
-            plan = SumPlan("ignore", system.loan.rank, reason=reason)
+            plans = [SumPlan("ignore", system.loan.rank, reason=reason)]
         else:
-            plan = self._plan(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
-            if start < 1.0 and plan.method == "ignore":
-                plan = replace(plan, reason=f"{plan.reason}, from {start:.1e}")
-        factor_flops = 0.0 if system.is_factorised else plan.flops
-        if plan.method == "cholesky":
-            result = self._direct(system, rhs, training, error_in_std)
-        else:
-            preconditioner = system.preconditioner_of_solves(plan.ranks) if plan.rank else None
-            precondition = None if preconditioner is None else preconditioner.solve
-            narrow = settings.mixed_precision.value() or self.dtype == torch.float32
-            inner = torch.float32 if narrow else torch.float64
-            result = krylov_solve(
-                system.matmul,
-                rhs,
-                precondition,
-                0,
-                self.batch_shape,
-                training,
-                guess,
-                inner,
-                noise=system.diagonal,
-                error_in_std=error_in_std,
-            )
-        flops = factor_flops if plan.method == "cholesky" else result.iterations * rhs.size(-1) * system.product_flops
-        report_solve(result.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
-        return result.solution
-
-    def _direct(self, system: SumSystem, rhs: Tensor, training: bool, error_in_std: float | None) -> KrylovResult:
-        started = time.perf_counter()
-        wide = rhs.double()
-        solution = torch.cholesky_solve(wide, system.cholesky)
-        solution = solution + torch.cholesky_solve(wide - system.matmul(solution), system.cholesky)
-        norm = wide.norm(dim=-2)
-        unit = torch.where(norm > 0, norm, torch.ones_like(norm))
-        left = wide - system.matmul(solution)
-        bound = largest((left * system.diagonal.rsqrt().unsqueeze(-1)).norm(dim=-2))
-        tolerance, seconds = settings.tolerance_in_force(training), time.perf_counter() - started
-        residual, error_in_std = left.norm(dim=-2) / unit, None if math.isinf(bound) else error_in_std
-        return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance, bound, error_in_std)
+            plans = self._plans(planned_columns(rhs.shape[:-2].numel() * rhs.size(-1)), training, start)
+            if start < 1.0 and plans[0].method == "ignore":
+                plans[0] = replace(plans[0], reason=f"{plans[0].reason}, from {start:.1e}")
+        narrow = settings.mixed_precision.value() or self.dtype == torch.float32
+        inner = torch.float32 if narrow else torch.float64
+        factor_flops = 0.0 if system.is_factorised else system.num_train**3 / 3.0
+        best, plan = solve_sum(system, plans, rhs, self.batch_shape, training, guess, inner, error_in_std)
+        flops = factor_flops if plan.method == "cholesky" else best.iterations * rhs.size(-1) * system.product_flops
+        report_solve(best.report(plan.method, plan.rank, flops, plan.reason), self._advice[plan.method])
+        return best.solution
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         if self.preconditioner_override is not None:
@@ -267,13 +241,13 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         by_solves = self._system().choose("ignore", None, num_rhs, tolerance, 0).flops
         if plan.flops + num_rhs * float(plan.rank) ** 2 > by_solves:
             return None
-        form = self._system().preconditioner(plan.ranks)
+        form = self._system().low_rank_approximation(plan.ranks)
         return (form, form.left_over) if form.left_over <= tolerance else None
 
     def low_rank_approximation(self) -> LowRankPreconditioner | None:
         system, tolerance = self._system(), settings.tolerance_in_force()
         plan = system.choose("ignore", asked_rank(), 1, tolerance, 0)
-        return system.preconditioner(plan.ranks) if plan.rank else None
+        return system.low_rank_approximation(plan.ranks) if plan.rank else None
 
     def solve_flops(self, num_rhs: int) -> float:
         plan = self._plan(num_rhs, training=False)

@@ -12,11 +12,16 @@ class EigenPreconditioner(LowRankPreconditioner):
     """``P = W Q S_p' T_p S_p Q' W' + D``, D constant or one noise per observation.
 
     Implements: eqn:IG_precon. Differs from the paper in that the p x p matrix is symmetric and its Gram matrix is
-    contracted from the mask axis by axis, so that the set-up the paper calls prohibitive at 10^9 cells stays cheap.
+    contracted from the mask axis by axis, so that the set-up the paper calls prohibitive at 10^9 cells stays cheap; and
+    that solves are preconditioned with what is left out of the trace spread over the diagonal.
+
+    :param trace: of ``W K W'``, shape batch. None: as in the paper, nothing is added to D.
     """
 
-    def __init__(self, eigen: KroneckerEigen, train_index: Tensor, noise: Tensor, rank: int) -> None:
+    def __init__(
+        self, eigen: KroneckerEigen, train_index: Tensor, noise: Tensor, rank: int, trace: Tensor | None = None
+    ) -> None:
         values, positions = leading_untied(eigen.values, min(rank, eigen.num_cells))
         smallest = float(noise.min())
         left_over = largest_left_out(eigen.values, positions) / smallest if smallest > 0 else math.inf
-        super().__init__(eigen.vectors, positions, values, train_index, noise, left_over=left_over)
+        super().__init__(eigen.vectors, positions, values, train_index, noise, left_over=left_over, trace=trace)

@@ -9,8 +9,18 @@ Columns without that structure may stand beside F: ``P = F C F' + R R' + D``, th
 The eigenvectors need not be those of one matrix: for a sum of Kronecker products F holds the leading ones of each.
 
 The symmetric form needs no division by c, and for a constant diagonal ``I + B G B`` is no worse conditioned than P
-itself. The relative residual of ``P^-1`` is about ``eps max(c) / min(D)``: good enough to precondition up to a ratio
-of 1e14.
+itself. Its Cholesky factor is applied by triangular solves: an explicit inverse would square that condition number in
+the error of ``P^-1``. The relative residual of ``P^-1`` is then about ``eps max(c) / min(D)``, good enough to
+precondition up to a ratio of 1e14, which is where D is raised to.
+
+A preconditioner of ``A = K + D`` does better with the trace of A. ``P = F C F' + (D + m I)``, m the mean of the
+eigenvalues that F C F' leaves out. With the largest of these l, and ``a`` the smallest eigenvalue of A,
+
+    cond(P^-1 A) <= (l + s2) / (m + s2) (1 + m / a) <= 1 + l / s2
+
+for constant noise s2. The last is the bound of the paper's P (m = 0), which is attained: where all of K is far above
+the noise, ``cond(A)`` may be small, and m = 0 moves the leading eigenvalues from the top of the spectrum to below its
+end. With m the condition number is at most some ``2 l / a``, about that of A for the smallest rank, less for others.
 """
 
 import math
@@ -18,7 +28,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.functions.dense_logdet import dense_logdet, logdet_from
@@ -26,14 +35,16 @@ from gpytorch_gaps.kronecker.gram import masked_gram, pair_flops
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
 from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells, unravel
 
-_NARROW = 8  # columns
 _ROUNDED = 1e-2  # relative error of a preconditioner that conjugate gradients do not notice
 _LARGE = 2**17  # cells
-_SOME = 4  # narrow solves, after which the inverse is formed: it takes about as long
+_RESOLVED = 1e-14  # of the largest coefficient: a smaller diagonal is lost to rounding
+_LIFTS = (1.0, 1e1, 1e2, 1e3, 1e4)  # of the diagonal, where rounding still leaves the p x p matrix indefinite
 
 
 class LowRankPreconditioner:
-    """``P = F C F' + R R' + D`` on the cells `index`, in float64 whatever the precision of what it is applied to.
+    """``P = F C F' + R R' + D'`` on the cells `index`, in float64 whatever the precision of what it is applied to.
+
+    D' is D, raised by `added`: by what is left out where `trace` is given, and to what rounding resolves.
 
     :param vectors: Q_i, shape (*batch, m_i, m_i) each.
     :param positions: column of each Q_i that makes up eigenvector a, shape (d, p).
@@ -43,6 +54,7 @@ class LowRankPreconditioner:
     :param root: R, shape (*batch, N, r).
     :param left_over: a bound on ``|A - P|`` over the smallest noise, for the matrix A that P stands for: where it is
         below a tolerance, P is as good as A.
+    :param trace: of ``A - D``, shape batch: P has the same. None: nothing is added for what is left out.
 
     Cost: set-up of one masked Gram matrix and p^3 / 3; then two rectangular Kronecker products and p^2 a column.
     """
@@ -56,13 +68,13 @@ class LowRankPreconditioner:
         diagonal: Tensor,
         root: Tensor | None = None,
         left_over: float = math.inf,
+        trace: Tensor | None = None,
     ) -> None:
-        self.left_over = left_over
         self._leading = positions.size(-1)
         self.root = None if root is None else root.detach().double()
         self.rank = self._leading + (0 if root is None else root.size(-1))
         self.index = index
-        self.diagonal = diagonal.detach().double()
+        own_diagonal = diagonal.detach().double()
         self.coefficients = coefficients.detach().double()
         used = [torch.unique(axis, return_inverse=True) for axis in positions]
         self.columns = [columns for columns, _ in used]
@@ -73,16 +85,38 @@ class LowRankPreconditioner:
         self._basis_shape = tuple(len(columns) for columns in self.columns)
         self.basis_index = ravel(self._local, self._basis_shape)
         self.num_cells = math.prod(q.size(-2) for q in self.vectors)
+        self.diagonal = self._raised(own_diagonal, trace)
         self.unit_gram = self._gram(torch.ones_like(self.diagonal)) if self.constant else None
         core = self._core(self.coefficients, self.diagonal, self.root)
-        self._cholesky = psd_safe_cholesky(core)
-        self._narrow_solves = 0
+        self._cholesky, lift, raised = _factorised(core, (self.diagonal / own_diagonal).amax())
+        self.diagonal = lift * self.diagonal
+        self.added = self.diagonal - own_diagonal  # shape: (*batch, 1) or (*batch, N)
+        self.left_over = max(left_over, lift * raised - 1.0)
         shapes = [(q.size(-2), q.size(-1)) for q in self.vectors]
         self.setup_flops, self.flops = low_rank_flops(shapes, self._leading)
 
     @property
     def constant(self) -> bool:
         return self.diagonal.size(-1) == 1
+
+    def _raised(self, diagonal: Tensor, trace: Tensor | None) -> Tensor:
+        """D', before any lift. shape: (*batch, 1) or (*batch, N)"""
+        largest = self.coefficients.amax() if self._leading else diagonal.new_zeros(())
+        by_root = None if self.root is None else self.root.square().sum(-2)  # shape: (*batch, r)
+        if by_root is not None and by_root.size(-1):
+            largest = largest + by_root.amax()
+        if trace is not None:
+            left_out = trace.detach().double() - (self.coefficients * self._column_squares()).sum(-1)
+            left_out = left_out if by_root is None else left_out - by_root.sum(-1)
+            diagonal = diagonal + left_out.clamp_min(0.0).unsqueeze(-1) / max(1, len(self.index))
+        return diagonal.maximum(_RESOLVED * largest)
+
+    def _column_squares(self) -> Tensor:
+        """``|f_a|^2``: how much of each eigenvector is on the cells of the rows. shape: (*batch, p)"""
+        ones = torch.ones(len(self.index), 1, dtype=torch.float64, device=self.index.device)
+        counts = spread_cells(ones, self.index, self.num_cells)
+        squares = kron_matmul([q.square() for q in self._transposed], counts)
+        return select_cells(squares, self.basis_index).squeeze(-1)
 
     def product_of(self, eigenvalues: Sequence[Tensor]) -> Tensor:
         """The p products of eigenvalues, from those of the columns in use on each axis. shape: (*batch, p)"""
@@ -165,17 +199,10 @@ class LowRankPreconditioner:
     def _core_solve(self, x: Tensor) -> Tensor:
         """``(I + B G B)^-1 x``. shape: (*batch, p + r, C)
 
-        Triangular solves of a few columns run at a fraction of the memory's rate: where there are many of them, the
-        inverse pays, and loses nothing that the conditioning has not lost.
+        ``cholesky_solve`` does the same, and copies the factor first, which takes far longer.
         """
-        self._narrow_solves += x.size(-1) < _NARROW
-        if x.size(-1) >= _NARROW or self._narrow_solves <= _SOME:
-            return torch.cholesky_solve(x, self._cholesky)
-        return self._core_inverse @ x
-
-    @cached_property
-    def _core_inverse(self) -> Tensor:
-        return torch.cholesky_inverse(self._cholesky)
+        half = torch.linalg.solve_triangular(self._cholesky, x, upper=False)
+        return torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True)
 
     def matmul(self, x: Tensor) -> Tensor:
         """``P x``, in the precision of x. shape: (*batch, N, C)"""
@@ -212,14 +239,35 @@ class LowRankPreconditioner:
     def logdet(
         self, coefficients: Tensor | None = None, diagonal: Tensor | None = None, root: Tensor | None = None
     ) -> Tensor:
-        """``log|P|``, differentiable in coefficients, diagonal and root where these are given. shape: batch"""
+        """``log|P|``, differentiable in coefficients, diagonal and root where these are given. shape: batch
+
+        A given diagonal is D: what P adds to it is a constant.
+        """
         own = coefficients is None and diagonal is None and root is None
         coefficients = self.coefficients if coefficients is None else coefficients
-        diagonal = self.diagonal if diagonal is None else diagonal
+        diagonal = self.diagonal if diagonal is None else diagonal + self.added
         root = self.root if root is None else root
         inner = logdet_from(self._cholesky) if own else dense_logdet(self._core(coefficients, diagonal, root))
         rows = len(self.index) if diagonal.size(-1) == 1 else 1
         return inner + rows * diagonal.log().sum(-1)
+
+
+def _factorised(core: Tensor, number: Tensor) -> tuple[Tensor, float, float]:
+    """The Cholesky factor of ``I + M``, or where that is indefinite to rounding of ``I + M / lift``; and the lift.
+
+    The host waits for a device once, to see whether it succeeded: a `number` is read along with that.
+    """
+    eye = torch.eye(core.size(-1), dtype=core.dtype, device=core.device)
+    for lift in _LIFTS:
+        factor, info = torch.linalg.cholesky_ex(core if lift == 1.0 else eye + (core - eye) / lift)
+        failed, value = torch.stack([info.any().double(), number]).tolist()
+        if not failed:
+            return factor, lift, value
+    raise ValueError(
+        f"noise: too small for a preconditioner: {core.size(-1)} eigenvectors have eigenvalues of up to "
+        f"{float(core.amax()):.1e} times the noise, expected below 1e16, and finite; try more noise, or "
+        "preconditioner_rank(0)"
+    )
 
 
 def _same_batch(*matrices: Tensor) -> list[Tensor]:

@@ -2,8 +2,9 @@
 
 - dense Cholesky where the observations, or the gaps, are few; or where it costs less than the eigen-decompositions
   that all else begins with, as on a series: one axis, and fewer observations than its places;
-- ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by
-  ``1 + lambda_{p+1} / s2``, so the iterations of every p, and the best p, are known before anything is solved;
+- ignore-gaps with a rank-p eigen preconditioner: what is left of the spectrum bounds the condition number by some
+  ``1 + lambda_{p+1} / (s2 + lambda_M)``, so the iterations of every p, and the best p, are known before anything is
+  solved;
 - fill-gaps: its conditioning depends on the shape of the gaps, which is not known beforehand. For scattered gaps it
   is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of
   the prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2``
@@ -44,6 +45,7 @@ _EIGH = 9.0  # times m^3: FLOPs of an eigen-decomposition, about; smooth kernels
 _CHOLESKY = 2.0  # times as long as a matrix product of as many FLOPs
 _DENSE_BYTES = 200.0  # moved for every entry of a matrix that is gathered and factorised
 _CALLS = 40.0  # an iteration, of torch
+PATIENCE = 1000  # iterations without a halved residual, after which another plan is tried
 _FLOAT32_PASSES = 2.5  # refinement restarts conjugate gradients: float32 takes so many times the iterations of float64
 
 
@@ -55,6 +57,7 @@ class Plan:
     rank: int = 0
     direct: str = ""  # "data" or "gaps": the side that is factorised densely
     budget: int = 0
+    patience: int = 0  # iterations that need not halve the residual, where another plan follows; 0: any number
     iterations: float = 0.0  # that it is thought to need
     flops: float = math.inf
     seconds: float = math.inf
@@ -117,21 +120,25 @@ def choose_plans(
         # twice what it should need, and at least as long as planning would be worth
         affordable = 2.0 * _SOON * fill.iterations / fill.seconds
         yield replace(fill, budget=min(max_iterations, max(10 + 2 * fill.budget, int(affordable))))
-    reliable = [replace(best_rank(system, num_rhs, tolerance), budget=max_iterations)]
+    cheapest = best_rank(system, num_rhs, tolerance)
+    reliable = [replace(cheapest, budget=max_iterations)]
     if rows <= DENSE_REACH * max_cholesky:
         reliable.append(dense)
     reliable.sort(key=lambda plan: plan.seconds)
+    reserve = [
+        replace(plan, budget=max_iterations) for plan in deeper(rank_plans(system, num_rhs, tolerance), cheapest)
+    ]
     if fill is None or soon:
-        yield from reliable
+        yield from in_turn([*reliable, *reserve])
     elif by_gaps is not None and by_gaps.seconds < min(fill.seconds, reliable[0].seconds):
-        yield from [by_gaps, *reliable]
+        yield from in_turn([by_gaps, *reliable, *reserve])
     elif reliable[0].seconds <= fill.seconds:
-        yield from [*reliable, replace(fill, budget=max_iterations)]
+        yield from in_turn([*reliable, replace(fill, budget=max_iterations), *reserve])
     else:
         # as many iterations as the alternative would cost, and at least what scattered gaps should need
         affordable = reliable[0].seconds / (fill.seconds / fill.budget)
         budget = max_iterations if math.isinf(affordable) else min(max_iterations, max(fill.budget, int(affordable)))
-        yield from [replace(fill, budget=budget), *reliable]
+        yield from in_turn([replace(fill, budget=budget), *reliable, *reserve])
 
 
 def dense_first(system: GapSystem, num_rhs: int, max_cholesky: float) -> bool:
@@ -210,6 +217,17 @@ def quicker(plans: Sequence[PlanT], cold: PlanT) -> PlanT | None:
     return min(fitting, key=lambda plan: plan.flops, default=None)
 
 
+def in_turn(plans: Sequence[PlanT]) -> list[PlanT]:
+    """All but the last give up where they get nowhere: another follows."""
+    return [*(replace(plan, patience=PATIENCE) for plan in plans[:-1]), plans[-1]]
+
+
+def deeper(plans: Sequence[PlanT], failed: PlanT) -> list[PlanT]:
+    """Where a rank has failed: the one that should need the fewest iterations, if that is at most half as many."""
+    fewest = min(plans, key=lambda plan: plan.iterations)
+    return [fewest] if fewest.iterations <= 0.5 * failed.iterations < math.inf else []
+
+
 def best_rank(system: GapSystem, num_rhs: int, tolerance: float) -> Plan:
     """The rank at which preconditioned ignore-gaps should cost least, set-up included. 0: no preconditioner."""
     return min(rank_plans(system, num_rhs, tolerance), key=lambda plan: plan.flops)
@@ -235,7 +253,7 @@ def _rank_plans(system: GapSystem, num_rhs: int, tolerance: float) -> list[Plan]
             left = left_after[i] if rank < len(flat) else 0.0
         else:
             left = largest_left_out(spectrum, positions[:, :rank])
-        condition = 1.0 + left / noise if noise > 0 else math.inf
+        condition = 1.0 + left / (noise + system.least_eigenvalue) if noise > 0 else math.inf
         setup, application = 0.0, 0.0
         if rank:
             setup, application = low_rank_flops(list(zip(system.shape, used, strict=True)), rank)
@@ -244,7 +262,7 @@ def _rank_plans(system: GapSystem, num_rhs: int, tolerance: float) -> list[Plan]
         moved = iterations * num_rhs * 8.0 * (_THIN_PASSES * system.num_cells + rank**2)
         moved += 8.0 * _GATHERS * rank**2
         seconds = system.rates.seconds(cost, moved, (iterations if rank == 0 else 2.0 * iterations) * _CALLS)
-        reason = f"rank {rank} leaves eigenvalues of {condition - 1.0:.1e} times the noise"
+        reason = f"rank {rank} leaves eigenvalues of {left / noise if noise > 0 else math.inf:.1e} times the noise"
         plans.append(Plan("ignore", rank, iterations=iterations, flops=cost, seconds=seconds, reason=reason))
     return plans
 

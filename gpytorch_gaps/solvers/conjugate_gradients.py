@@ -33,7 +33,7 @@ Closure = Callable[[Tensor], Tensor]
 Stop = Callable[[Tensor], bool | Tensor]  # a tensor is read by us, once, with all else that is to be read
 LOOK = 10  # iterations between two looks at a residual that lives on a device
 _IN_PLACE = 256  # rows
-_STALLED = 150  # iterations
+_STALLED = 150  # iterations in float32
 
 
 @dataclass
@@ -184,18 +184,21 @@ def conjugate_gradients(
     max_iterations: int,
     precondition: Closure | None = None,
     lanczos: bool = False,
+    patience: int = 0,
 ) -> tuple[Tensor, int, Tensor | None]:
     """Solves ``A x = rhs`` from zero until ``stop(residual)`` holds, the residual being ``rhs - A x``.
 
     :param rhs: shape (*batch, n, C).
     :param stop: called with the recursive residual, in the units of rhs: once an iteration, on a device once in ten.
     :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
+    :param patience: iterations that need not halve the residual; after more, it gives up. 0: never, in float64.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
+    patience = _STALLED if rhs.dtype == torch.float32 else patience
     if waits(rhs):
-        return _descend_unread(matmul, rhs, stop, max_iterations, precondition, lanczos)
-    if rhs.dtype == torch.float32:
-        stop = _or_stalled(stop)
+        return _descend_unread(matmul, rhs, stop, max_iterations, precondition, lanczos, patience)
+    if patience:
+        stop = _or_stalled(stop, patience)
     if rhs.numel() == rhs.size(-2) >= _IN_PLACE:
         return _descend(matmul, rhs, stop, max_iterations, precondition, lanczos)
     unit, scale = _of_size_one(rhs)
@@ -232,21 +235,22 @@ def _of_size_one(rhs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Stall:
-    """Many iterations that have not halved the residual: rounding of float32 may never let it fall further."""
+    """Many iterations that have not halved the residual: rounding may never let it fall further."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: int) -> None:
         self._best, self._waited = math.inf, 0
+        self._patience = patience
 
     def seen(self, size: float, iterations: int) -> bool:
         """Whether to give up on a residual of this size, so many iterations after the last."""
         self._waited += iterations
         if size <= 0.5 * self._best:
             self._best, self._waited = size, 0
-        return self._waited >= _STALLED
+        return self._waited >= self._patience
 
 
-def _or_stalled(stop: Stop) -> Stop:
-    stall, calls = _Stall(), 0
+def _or_stalled(stop: Stop, patience: int) -> Stop:
+    stall, calls = _Stall(patience), 0
 
     def told(residual: Tensor) -> bool | Tensor:
         nonlocal calls
@@ -257,11 +261,17 @@ def _or_stalled(stop: Stop) -> Stop:
 
 
 def _descend_unread(
-    matmul: Closure, rhs: Tensor, stop: Stop, max_iterations: int, precondition: Closure | None, lanczos: bool
+    matmul: Closure,
+    rhs: Tensor,
+    stop: Stop,
+    max_iterations: int,
+    precondition: Closure | None,
+    lanczos: bool,
+    patience: int,
 ) -> tuple[Tensor, int, Tensor | None]:
     """On a device: ten iterations, then one read that tells whether to go on."""
     unit, scale = _of_size_one(rhs)
-    descent, stall = Columns(matmul, precondition, unit, lanczos), _Stall()
+    descent, stall = Columns(matmul, precondition, unit, lanczos), _Stall(patience) if patience else None
     bar, iterations = LateBar("conjugate gradients"), 0
     while iterations < max_iterations:
         descent.step()
@@ -278,10 +288,10 @@ def _descend_unread(
     return descent.solution.mul_(scale), iterations, tridiagonal
 
 
-def _told(stop: Stop, residual: Tensor, stall: _Stall) -> bool:
+def _told(stop: Stop, residual: Tensor, stall: _Stall | None) -> bool:
     """Whether to stop, in one read."""
     verdict = stop(residual)
-    if residual.dtype != torch.float32:
+    if stall is None:
         return bool(verdict)
     told, size = torch.stack([residual.new_ones(()) * verdict, residual.norm()]).tolist()
     return stall.seen(size, LOOK) or bool(told)

@@ -13,10 +13,20 @@ class Ignore:
 
     Implements: thm:ignore_gaps; with `rank` > 0 eqn:IG_precon; with `direct` a dense Cholesky decomposition. Cost an
     iteration: one Kronecker product, and two rectangular ones for the preconditioner.
+
+    :param patience: iterations that need not halve the residual; after more, it gives up. 0: never.
     """
 
-    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, rank: int = 0, direct: bool = False) -> None:
-        self.system, self.rhs, self.goal = system, rhs, goal
+    def __init__(
+        self,
+        system: GapSystem,
+        rhs: Tensor,
+        goal: Goal,
+        rank: int = 0,
+        direct: bool = False,
+        patience: int = 0,
+    ) -> None:
+        self.system, self.rhs, self.goal, self._patience = system, rhs, goal, patience
         self.flops = 0.0
         self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._preconditioner = None
@@ -66,6 +76,7 @@ class Ignore:
             stop=stop,
             max_iterations=budget,
             precondition=None if self._preconditioner is None else self._preconditioner.solve,
+            patience=self._patience,
         )
         own = self._preconditioner.flops if self._preconditioner else 0.0
         self.flops += iterations * self._columns * (self.system.product_flops + own)

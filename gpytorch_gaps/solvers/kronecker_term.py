@@ -1,4 +1,4 @@
-"""One Kronecker product of a sum of kernels, with its eigen-decomposition, made when it is first asked for."""
+"""One Kronecker product of a sum of kernels, with what is worked out for it once."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_untied
 from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import product_at
+from gpytorch_gaps.kronecker.selection import product_at, unravel
 
 
 class KroneckerTerm:
@@ -64,3 +64,13 @@ class KroneckerTerm:
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
         return product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
+
+    def trace(self, index: Tensor) -> Tensor:
+        """Of ``W K W'``, W selecting the cells `index`. shape: batch"""
+        diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors]
+        return product_at(diagonals, unravel(index, self.shape)).sum(-1)
+
+    @property
+    def least_eigenvalue(self) -> Tensor:
+        """The smallest eigenvalue of K, over a batch."""
+        return torch.stack([values.amin() for values in self.eigen.values]).prod()

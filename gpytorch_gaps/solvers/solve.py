@@ -250,4 +250,4 @@ def _formulation(plan: Plan, system: GapSystem, rhs: Tensor, goal: Goal, penalty
         return Spectral(system, rhs, goal)
     if plan.method == "fill" or plan.direct == "gaps":
         return Fill(system, rhs, goal, plan.rank, direct=bool(plan.direct))
-    return Ignore(system, rhs, goal, plan.rank, direct=bool(plan.direct))
+    return Ignore(system, rhs, goal, plan.rank, direct=bool(plan.direct), patience=plan.patience)

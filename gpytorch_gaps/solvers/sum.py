@@ -22,7 +22,9 @@ from gpytorch_gaps.solvers.choose import (
     RANKS,
     Plan,
     cheaper_than_eigen,
+    deeper,
     expected_iterations,
+    in_turn,
     quicker,
     still_needed,
 )
@@ -48,6 +50,7 @@ class SumSystem:
     :param root: of the low-rank terms and, to some rank, of the others. shape (*batch, N, r).
     :param diagonal: D, shape (*batch, N).
     :param other_flops: of a product with the other terms and one column.
+    :param other_trace: the trace of the other terms, shape batch.
     :param all_known: whether `root` is all there is of the other terms.
     """
 
@@ -60,9 +63,10 @@ class SumSystem:
         root: Tensor | None,
         diagonal: Tensor,
         other_flops: float,
+        other_trace: Tensor | None = None,
         all_known: bool = True,
     ) -> None:
-        self._all_known = all_known
+        self._all_known, self._other_trace = all_known, other_trace
         self._other_matmul, self._dense, self._other_flops = other_matmul, dense, other_flops
         self.terms, self.index, self.root_columns = list(terms), index, root
         self.diagonal = diagonal.detach().double()
@@ -70,7 +74,7 @@ class SumSystem:
         self.probes = Probes()
         self.loan: LowRankPreconditioner | None = None  # for solves; log-determinants need their own
         self.last_preconditioner: LowRankPreconditioner | None = None
-        self._preconditioners: dict[tuple[int, ...], LowRankPreconditioner] = {}
+        self._low_rank: dict[tuple[bool, tuple[int, ...]], LowRankPreconditioner] = {}
         self._found: dict[int | None, list[tuple[SumPlan, float, float]]] = {}
 
     @property
@@ -114,35 +118,65 @@ class SumSystem:
             return psd_safe_cholesky(self._dense())
 
     def preconditioner(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
+        """:meth:`low_rank_approximation` with the trace of the matrix: for conjugate gradients."""
+        return self._once(ranks, with_trace=True)
+
+    def low_rank_approximation(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
         """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: eigenvectors of all terms, axis by axis, side by side."""
-        if ranks not in self._preconditioners and not sum(ranks):
+        return self._once(ranks, with_trace=False)
+
+    def _once(self, ranks: tuple[int, ...], with_trace: bool) -> LowRankPreconditioner:
+        key = (with_trace, ranks)
+        if key not in self._low_rank:
+            self._low_rank[key] = self._set_up(ranks, self.kernel_trace if with_trace else None)
+        return self._low_rank[key]
+
+    @cached_property
+    def least_noise(self) -> float:
+        return float(self.diagonal.min())
+
+    @cached_property
+    def kernel_trace(self) -> Tensor:
+        """Of the matrix without D. shape: batch"""
+        total = self.diagonal.new_zeros(()) if self._other_trace is None else self._other_trace.detach().double()
+        return sum((term.trace(self.index) for term in self.terms), total)
+
+    @cached_property
+    def least_eigenvalue(self) -> float:
+        """A lower bound on the eigenvalues of the matrix without D: the sum of the smallest ones of all terms."""
+        if not self.terms:
+            return 0.0
+        ordered = self.index.sort().values
+        repeated = (ordered[1:] == ordered[:-1]).any().double()
+        smallest = torch.stack([term.least_eigenvalue for term in self.terms]).sum()
+        return float((1.0 - repeated) * smallest)
+
+    def _set_up(self, ranks: tuple[int, ...], trace: Tensor | None) -> LowRankPreconditioner:
+        if not sum(ranks):
             alone = self.diagonal.new_ones(self.num_train, 1)
             nothing = torch.zeros(1, 0, dtype=torch.long, device=alone.device)
             rows = torch.arange(self.num_train, device=alone.device)
-            self._preconditioners[ranks] = LowRankPreconditioner(
-                [alone], nothing, alone.new_zeros(0), rows, self.diagonal, self.root_columns
+            return LowRankPreconditioner(
+                [alone], nothing, alone.new_zeros(0), rows, self.diagonal, self.root_columns, trace=trace
             )
-        elif ranks not in self._preconditioners:
-            positions, offsets = [], [0] * len(self.terms[0].shape)
-            for term, rank in zip(self.terms, ranks, strict=True):
-                own = term.leading(rank)[1] if rank else self.index.new_zeros(len(offsets), 0)
-                positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
-                offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
-            batch = torch.broadcast_shapes(*(q.shape[:-2] for term in self.terms for q in term.eigen.vectors))
-            by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
-            vectors = [torch.cat([q.expand(*batch, *q.shape[-2:]) for q in axis], -1) for axis in by_axis]
-            coefficients = self.coefficients(ranks, [term.factors for term in self.terms])
-            left = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
-            self._preconditioners[ranks] = LowRankPreconditioner(
-                vectors,
-                torch.cat(positions, -1),
-                coefficients,
-                self.index,
-                self.diagonal,
-                self.root_columns,
-                left_over=left / float(self.diagonal.min()) if self._all_known else math.inf,
-            )
-        return self._preconditioners[ranks]
+        positions, offsets = [], [0] * len(self.terms[0].shape)
+        for term, rank in zip(self.terms, ranks, strict=True):
+            own = term.leading(rank)[1] if rank else self.index.new_zeros(len(offsets), 0)
+            positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
+            offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
+        batch = torch.broadcast_shapes(*(q.shape[:-2] for term in self.terms for q in term.eigen.vectors))
+        by_axis = zip(*(term.eigen.vectors for term in self.terms), strict=True)
+        left = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
+        return LowRankPreconditioner(
+            [torch.cat([q.expand(*batch, *q.shape[-2:]) for q in axis], -1) for axis in by_axis],
+            torch.cat(positions, -1),
+            self.coefficients(ranks, [term.factors for term in self.terms]),
+            self.index,
+            self.diagonal,
+            self.root_columns,
+            left_over=left / self.least_noise if self._all_known else math.inf,
+            trace=trace,
+        )
 
     def coefficients(self, ranks: Sequence[int], factors: Sequence[Sequence[Tensor]]) -> Tensor:
         """The eigenvalues kept of all terms, differentiable in the same factors as this system's. shape: (*batch, p)"""
@@ -164,6 +198,18 @@ class SumSystem:
         start: float = 1.0,
     ) -> SumPlan:
         """The plan that should cost least, or the one asked for; from a guess with a relative residual of `start`."""
+        return self.plans(method, rank, num_rhs, tolerance, max_cholesky, start)[0]
+
+    def plans(
+        self,
+        method: str,
+        rank: int | None,
+        num_rhs: int,
+        tolerance: float,
+        max_cholesky: float,
+        start: float = 1.0,
+    ) -> list[SumPlan]:
+        """The same, and in "auto" what to try next where it does not converge."""
         if method in ("fill", "penalize", "spectral"):
             raise ValueError(
                 f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
@@ -172,13 +218,17 @@ class SumSystem:
         rows = self.num_train
         direct = SumPlan("cholesky", direct="data", flops=rows**3 / 3.0, reason=self._about("dense"))
         if method == "cholesky" or (method == "auto" and rows <= max_cholesky):
-            return direct
+            return [direct]
         if method == "auto" and rank is None and self.dense_first(num_rhs, max_cholesky):
-            return direct
+            return [direct]
         iterative = self._best_ranks(rank, num_rhs, tolerance, start)
-        if method == "auto" and rows <= DENSE_REACH * max_cholesky and direct.flops < iterative.flops:
-            return direct
-        return iterative
+        if method != "auto":
+            return [iterative]
+        if rows <= DENSE_REACH * max_cholesky:
+            return [direct] if direct.flops < iterative.flops else in_turn([iterative, direct])
+        free = rank is None and self.least_noise > 0
+        reserve = deeper(self._rank_plans(None, num_rhs, tolerance), iterative) if free else []
+        return in_turn([iterative, *reserve])
 
     def dense_first(self, num_rhs: int, max_cholesky: float) -> bool:
         """Whether a dense solve costs less than the eigen-decompositions by which anything else is planned."""
@@ -190,7 +240,7 @@ class SumSystem:
         return f"a sum with {kinds}, {what}"
 
     def _best_ranks(self, rank: int | None, num_rhs: int, tolerance: float, start: float) -> SumPlan:
-        if rank == 0 or not float(self.diagonal.min()) > 0:
+        if rank == 0 or not self.least_noise > 0:
             return SumPlan("ignore", 0, reason=self._about("no preconditioner"), ranks=(0,) * len(self.terms))
         cold = min(self._rank_plans(rank, num_rhs, tolerance), key=lambda plan: plan.flops)
         if start >= 1.0:
@@ -198,9 +248,10 @@ class SumSystem:
         return quicker(self._rank_plans(rank, num_rhs, still_needed(tolerance, start)), cold) or cold
 
     def _rank_plans(self, rank: int | None, num_rhs: int, tolerance: float) -> list[SumPlan]:
-        plans = []
+        plans, noise = [], self.least_noise
+        above_noise = noise / (noise + self.least_eigenvalue)
         for plan, left, application in self._candidates(rank):
-            iterations = expected_iterations(1.0 + left, tolerance)
+            iterations = expected_iterations(1.0 + above_noise * left, tolerance)
             cost = iterations * num_rhs * (self.product_flops + application)
             plans.append(replace(plan, iterations=iterations, flops=plan.flops + cost))
         return plans
@@ -208,7 +259,7 @@ class SumSystem:
     def low_rank_plan(self, level: float) -> tuple[SumPlan, float] | None:
         """The smallest preconditioner that leaves eigenvalues of no more than `level` times the noise, and of what."""
         batched = self.diagonal.dim() > 1 or any(t.dim() > 1 for term in self.terms for t in term.eigen.values)
-        if self.root_columns is not None or batched or not float(self.diagonal.min()) > 0:
+        if self.root_columns is not None or batched or not self.least_noise > 0:
             return None
         return next(((plan, left) for plan, left, _ in self._candidates(None) if left <= level), None)
 
@@ -219,7 +270,7 @@ class SumSystem:
         return self._found[rank]
 
     def _find_candidates(self, rank: int | None) -> Iterator[tuple[SumPlan, float, float]]:
-        noise = float(self.diagonal.min())
+        noise = self.least_noise
         limit = min(self.num_train, RANKS[-1])
         found = [term.leading(limit + 1) for term in self.terms]
         own = 0 if self.root_columns is None else self.root_columns.size(-1)

@@ -298,7 +298,33 @@ class GapSystem:
     # -- preconditioners, set up once a rank ---------------------------------------------------------------------------
 
     def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
-        return self.once(("eigen", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank))
+        """Of the trace of the matrix: what conjugate gradients are preconditioned with."""
+        return self.once(
+            ("eigen", rank),
+            lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank, self.kernel_trace),
+        )
+
+    def low_rank_approximation(self, rank: int) -> EigenPreconditioner:
+        """``W Q S_p' T_p S_p Q' W' + D`` with nothing added: what variances are read off."""
+        return self.once(
+            ("low rank", rank), lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank)
+        )
+
+    @cached_property
+    def kernel_trace(self) -> Tensor:
+        """Of ``W K W'``. shape: batch"""
+        diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors()]
+        return product_at(diagonals, unravel(self.train_index, self.shape)).sum(-1)
+
+    @cached_property
+    def least_eigenvalue(self) -> float:
+        """A lower bound on the eigenvalues of ``W K W'``: the smallest of K, as it is a principal submatrix.
+
+        Zero where a cell is observed twice. Of a batch, the smallest.
+        """
+        if int(self.observed(torch.float64).sum()) < self.num_train:
+            return 0.0
+        return float(torch.stack([values.amin() for values in self.eigen().values]).prod())
 
     @property
     def cells(self) -> Tensor:

@@ -273,6 +273,83 @@ def test_accuracy_falls_with_the_ratio_of_eigenvalue_to_noise(exponent):
     assert float(preconditioner.logdet()) == pytest.approx(float(logdet), rel=1e-10)
 
 
+@pytest.mark.parametrize("exponent", [6, 8, 10, 12, 13])
+def test_one_column_after_the_other_the_inverse_stays_an_inverse(exponent):
+    """The spectrum of ``P^(1/2) P^-1 P^(1/2)``, where half the grid is a gap and the Gram matrix is singular.
+
+    The Cholesky factor of the core leaves some ``eps ratio``; its explicit inverse left ``eps ratio^2``, and from 1e9
+    on a matrix with large eigenvalues of either sign.
+    """
+    x = torch.linspace(0, 1, 12, dtype=torch.float64)
+    scaled = (x[:, None] - x).abs() * math.sqrt(3) / 0.4
+    eigen = kron_eigh([(1.0 + scaled) * torch.exp(-scaled)] * 2)
+    noise = eigen.products.max().reshape(1) / 10.0**exponent
+    preconditioner = EigenPreconditioner(eigen, torch.arange(72), noise, 120)
+    eye = torch.eye(72, dtype=torch.float64)
+    inverse = torch.cat([preconditioner.solve(column) for column in eye.split(1, -1)], -1)
+    root = torch.linalg.cholesky(preconditioner.matmul(eye))
+    spectrum = torch.linalg.eigvalsh(root.mT @ (0.5 * (inverse + inverse.mT)) @ root)
+    assert float((spectrum - 1.0).abs().max()) <= 100 * EPS * 10.0**exponent
+
+
+@pytest.mark.parametrize("exponent", [15, 17, 20])
+@pytest.mark.parametrize("per_point", [False, True])
+def test_a_diagonal_below_rounding_is_raised(exponent, per_point):
+    """The preconditioner is then of a larger diagonal, and its inverse and log-determinant are those of that."""
+    torch.manual_seed(6)
+    eigen = kron_eigh([squared_exponential(12, 0.4), squared_exponential(10, 0.5)])
+    index = torch.randperm(120)[:70]
+    noise = (eigen.products.max() / 10.0**exponent).expand(70 if per_point else 1)
+    preconditioner = EigenPreconditioner(eigen, index, noise, 70)
+    dense = preconditioner.matmul(torch.eye(70, dtype=torch.float64))
+    columns, values = basis(eigen, index, 70)
+    raised = low_rank_plus_diagonal(columns, values, noise + preconditioner.added)
+    torch.testing.assert_close(dense, raised, rtol=1e-12, atol=1e-12)
+    assert float(preconditioner.diagonal.min()) >= 1e-14 * float(values.max())
+    assert preconditioner.left_over >= 1.0  # no longer the matrix it stands for
+    torch.testing.assert_close(preconditioner.logdet(), torch.linalg.slogdet(raised)[1], rtol=1e-4, atol=0)
+    inverse = preconditioner.solve(torch.eye(70, dtype=torch.float64))
+    assert float((inverse @ dense).diagonal().sub(1.0).abs().max()) < 0.5
+
+
+def test_a_preconditioner_without_a_factor_names_the_noise():
+    eigen = kron_eigh([squared_exponential(5, 0.4)])
+    with pytest.raises(ValueError, match="noise: too small for a preconditioner: 3 eigenvectors"):
+        EigenPreconditioner(eigen, torch.arange(5), torch.tensor([math.nan], dtype=torch.float64), 3)
+
+
+# -- with the trace of the matrix --------------------------------------------------------------------------------------
+
+
+def prescribed(size, spectrum, seed):
+    """A symmetric matrix with these eigenvalues and random eigenvectors."""
+    q, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    return q * spectrum @ q.mT
+
+
+@examples
+@given(st.integers(1, 40), st.floats(0.0, 6.0), st.floats(-9.0, 0.0), st.booleans(), st.integers(0, 10**6))
+def test_condition_with_the_trace_is_bounded_whatever_the_spectrum(rank, decades, noise, gappy, seed):
+    """``cond(P^-1 A) <= (l + s2) / (m + s2) (1 + m / a)``: never worse than ``1 + l / s2``, and some ``2 l / a``."""
+    sizes, noise = (6, 7), torch.tensor([10.0**noise], dtype=torch.float64)
+    factors = [
+        prescribed(size, torch.logspace(-decades / 2, 0, size, dtype=torch.float64), seed + size) for size in sizes
+    ]
+    index = torch.randperm(42, generator=torch.Generator().manual_seed(seed))[: 25 if gappy else 42]
+    kernel = kron(factors)[index][:, index]
+    matrix = kernel + noise * torch.eye(len(index), dtype=torch.float64)
+    preconditioner = EigenPreconditioner(kron_eigh(factors), index, noise, rank, trace=kernel.trace())
+    dense = preconditioner.matmul(torch.eye(len(index), dtype=torch.float64))
+    torch.testing.assert_close(dense.trace(), matrix.trace(), rtol=1e-10, atol=1e-10)
+    root = torch.linalg.inv(torch.linalg.cholesky(dense))
+    found = torch.linalg.eigvalsh(root @ matrix @ root.mT)
+    left = kron_eigh(factors).products.sort(descending=True).values[rank]
+    added, least = preconditioner.added, torch.linalg.eigvalsh(matrix)[0]
+    bound = float((left + noise) / (added + noise) * (1.0 + added / least))
+    assert float(found[-1] / found[0]) <= bound * (1.0 + 1e-5)
+    assert bound <= (1.0 + float(left / noise)) * (1.0 + 1e-5)
+
+
 def test_solves_stay_positive_definite_at_a_ratio_of_1e12():
     torch.manual_seed(6)
     eigen = kron_eigh([squared_exponential(12, 0.4), squared_exponential(10, 0.5)])

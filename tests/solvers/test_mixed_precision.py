@@ -15,8 +15,8 @@ from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers import amplified, ignore
 from gpytorch_gaps.solvers.goal import Goal
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.spectral import Spectral
-from gpytorch_gaps.solvers.sum import KroneckerTerm
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
 from tests.workflow import _pairs
@@ -276,7 +276,7 @@ def test_narrow_solves_are_close_to_those_in_float64(noise, columns, monkeypatch
 
 def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
     monkeypatch.setattr(low_rank, "_LARGE", 1)
-    preconditioner = GapSystem(factors(), INDEX, constant(1e-6)).eigen_preconditioner(40)
+    preconditioner = GapSystem(factors(), INDEX, constant(1e-6)).low_rank_approximation(40)
     assert not preconditioner._float32_will_do
     rhs = dense.randn(len(INDEX), 2).float()
     assert torch.equal(preconditioner.solve(rhs), preconditioner.solve(rhs.double()).float())
