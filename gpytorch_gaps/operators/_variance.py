@@ -213,8 +213,10 @@ def _basis(
     if tolerance is not None and rounding > tolerance * float(form.diagonal.min()):
         return None
     used = [values[..., columns] for values, columns in zip(eigen.values, form.columns, strict=True)]
-    sides = zip(cross.factors, form.vectors, used, strict=True)
-    tables = [factor.double() @ vectors / values.unsqueeze(-2) for factor, vectors, values in sides]
+    sides = zip(cross.factors, form.vectors, strict=True)
+    # a direction that the kernel does not have on an axis is not extended either
+    scales = [torch.where(values > 0, 1.0 / values, 0.0).unsqueeze(-2) for values in used]
+    tables = [factor.double() @ vectors * scale for (factor, vectors), scale in zip(sides, scales, strict=True)]
     if isinstance(cross, KhatriRaoOperator):
         return lambda rows: form.basis_from([table[..., rows, :] for table in tables])
     where = unravel(cross.row_index, cross.row_shape)

@@ -152,7 +152,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         limit = min(_LOW_RANK_LIMIT, system.num_train)
         # variances may be as far below the noise as the noise is below the prior
         prior = math.prod(float(factor.diagonal(dim1=-2, dim2=-1).amax()) for factor in system.factors())
-        rank = system.rank_to(level * tolerance * noise * min(1.0, noise / prior), limit)
+        rank = system.rank_to(level * tolerance * noise * noise / max(noise, prior), limit)
         if not rank:
             return None
         solves = best_rank(system, num_rhs, tolerance).flops

@@ -242,7 +242,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         tolerance = settings.tolerance_in_force()
         # variances may be as far below the noise as the noise is below the prior
         prior, noise = float(self._linear_op._diagonal().max()), float(self._noise_diagonal().min())
-        found = self._system().low_rank_plan(level * tolerance * min(1.0, noise / prior)) if free else None
+        found = self._system().low_rank_plan(level * tolerance * noise / max(noise, prior)) if free else None
         if found is None:
             return None
         plan, _ = found
