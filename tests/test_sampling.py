@@ -12,8 +12,8 @@ from gpytorch.kernels import IndexKernel, LinearKernel, MaternKernel, ProductKer
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators._joint_draws import JointDraws
 from gpytorch_gaps.operators import _pathwise, posterior_covariance
+from gpytorch_gaps.operators._joint_draws import JointDraws
 from gpytorch_gaps.operators._pathwise import pathwise_draws
 from gpytorch_gaps.operators.noisy_posterior_covariance import NoisyPosteriorCovarianceOperator
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator

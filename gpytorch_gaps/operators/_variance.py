@@ -234,18 +234,18 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
         for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
             left = left + deviation.square().sum(-1) / count
             told = told + explained.square().sum(-1) / count
-    with torch.no_grad():
-        first = prior * left / (left + told).clamp_min(torch.finfo(prior.dtype).tiny)
-        precise, rough = first.square(), (prior - first).square()  # of the other estimate
-        share = rough / (precise + rough).clamp_min(torch.finfo(prior.dtype).tiny)
-    variance = share * left + (1.0 - share) * (prior - told)
+    tiny = torch.finfo(torch.float64).tiny
+    with torch.no_grad():  # in float64: squares of variances in small units are nothing in float32
+        first = left.double() / (left + told).double().clamp_min(tiny)  # of the prior
+        share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
+    variance = share.to(prior.dtype) * left + (1.0 - share).to(prior.dtype) * (prior - told)
     variance = variance.clamp_min(0.0).minimum(prior)
-    known, rest = variance.detach(), (prior - variance).detach()
-    spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(torch.finfo(prior.dtype).tiny)
+    known, rest = variance.detach().double(), (prior - variance).detach().double()
+    spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
     # 1.96 for many draws; more for few, since the spread itself is estimated
-    error = (2.0 + 14.0 / count) * math.sqrt(2.0 / count) * spread
+    error = ((2.0 + 14.0 / count) * math.sqrt(2.0 / count) * spread).to(prior.dtype)
     if reason != "asked for":
-        share_off = float((error / known.clamp_min(torch.finfo(prior.dtype).tiny)).median())
+        share_off = float((error / known.clamp_min(tiny)).median())
         warnings.warn(
             f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
             "Try: settings.variance_method('exact') at fewer points, more variance_samples, or "
