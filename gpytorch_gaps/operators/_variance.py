@@ -43,6 +43,7 @@ _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
 _FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
+_ROUNDINGS = 8.0  # of float64, that a variance is off by, as found against long arithmetic
 _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
 
 
@@ -69,15 +70,15 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     if method == "pathwise":
         return _together([_pathwise(piece, "asked for") for piece in parts.pieces(drawn=True)])
     started, prior, tolerance = time.perf_counter(), parts.prior_variance(), settings.tolerance_in_force()
-    closed = _closed_form(parts)
+    closed = closed_form(parts)
     if closed is not None:
-        explained, error, rank = closed
+        variance, error, rank = closed
         seconds = time.perf_counter() - started
-        return prior - explained, VarianceReport("exact", error.detach(), seconds, rank=rank, reason="without solves")
+        report = VarianceReport("exact", error.to(parts.dtype), seconds, rank=rank, reason="without solves")
+        return variance.to(parts.dtype), report
     if method == "auto":
-        flops = parts.train.solve_flops(parts.num_points) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
-        if flops > _AFFORDABLE and parts.num_points > _FEW_DRAWS * settings.variance_samples.value():
-            reason = f"{parts.num_points} exact ones would take {flops / 1e12:.0f} TFLOP"
+        reason = too_expensive(parts, parts.num_points)
+        if reason is not None:
             return _together([_pathwise(piece, reason) for piece in parts.pieces(drawn=True)])
     size = parts.columns_at_once()
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
@@ -94,11 +95,19 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
 
 
+def too_expensive(parts: PosteriorParts, columns: int) -> str | None:
+    """Why so many exact solves are not made unless asked for; None if they are affordable."""
+    flops = parts.train.solve_flops(columns) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
+    if flops <= _AFFORDABLE or columns <= _FEW_DRAWS * settings.variance_samples.value():
+        return None
+    return f"{columns} exact ones would take {flops / 1e12:.0f} TFLOP"
+
+
 # -- low rank --------------------------------------------------------------------------------------------------------
 
 
-def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
-    """What is explained, how far that may be off, and the rank: where no solves are needed.
+def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
+    """The variances in float64, how far they may be off, and the rank: where no solves are needed.
 
     With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
     grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
@@ -112,12 +121,12 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     if found is None or basis is None:
         return None
     form, error = found
-    explained, known = _explained_by(parts, form, basis)  # in float64
-    off = error * parts.prior_variance()
+    variance, prior, left_out = _variances_by(parts, form, basis)
+    off = error * prior + _rounding(prior, form.condition * variance)
     if parts.cells is None:
-        if _error_of_extension(parts, form, explained, known) > 0.2 * tolerance:
+        if _error_of_extension(parts, form, variance, left_out) > 0.2 * tolerance:
             return None
-        off = off + tolerance * (parts.prior_variance() - explained).abs()
+        off = off + tolerance * variance
     report = SolveReport(
         method="ignore",
         iterations=0,
@@ -131,23 +140,28 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
         reason=f"variances without solves: rank {form.rank} leaves eigenvalues of {error:.1e} times the noise",
     )
     report_solve(report, ADVICE["ignore"])
-    return explained.to(parts.dtype), off.to(parts.dtype), form.rank
+    return variance, off, form.rank
 
 
-def _error_of_extension(parts: PosteriorParts, form: LowRankPreconditioner, explained: Tensor, known: Tensor) -> float:
+def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
+    """Of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
+    return _ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
+
+
+def _error_of_extension(
+    parts: PosteriorParts, form: LowRankPreconditioner, variance: Tensor, left_out: Tensor
+) -> float:
     """Relative to the variance, at the points of which the basis knows least: with the covariances g themselves.
 
     For weights ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to second order.
     """
-    unknown = (parts.prior_variance() - known).abs()
-    worst = unknown.topk(min(_JUDGED, parts.num_points)).indices
+    worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
     few = parts.at(worst)
     columns = to_dense(few.cross).mT.double()
     weights = form.solve(columns)
-    exact = (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
-    variance = few.prior_variance().double() - exact
+    exact = few.prior_variance().double() - (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
     floor = torch.finfo(torch.float64).eps * few.prior_variance().double()
-    return float(((explained[..., worst].double() - exact).abs() / variance.maximum(floor)).max())
+    return float(((variance[..., worst] - exact).abs() / exact.maximum(floor)).max())
 
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
@@ -165,7 +179,7 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
             "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
         )
     prior = parts.prior_variance()
-    variance = (prior - _explained_by(parts, form, basis)[0].to(parts.dtype)).clamp_min(0.0)
+    variance = _variances_by(parts, form, basis)[0].clamp_min(0.0).to(parts.dtype)
     picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
@@ -176,16 +190,20 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     return variance, VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason)
 
 
-def _explained_by(
+def _variances_by(
     parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """What the form explains of every point, and what it knows of its prior variance. shape: (*batch, Q) each"""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Posterior and prior variances, and the part of the latter that the form does not know, which data leave as it is.
+
+    In float64. shape: (*batch, Q) each
+    """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
     starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
-    found = [form.explained(basis(slice(start, start + size))) for start in starts]
-    explained, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
-    return explained, known
+    found = [form.variances(basis(slice(start, start + size))) for start in starts]
+    variance, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
+    prior = parts.prior_variance().double()
+    return variance + (prior - known), prior, prior - known
 
 
 def _basis(
@@ -226,6 +244,14 @@ def _basis(
 # -- from draws ------------------------------------------------------------------------------------------------------
 
 
+def quantile_of_draws(count: int) -> float:
+    """What 95 % of estimates ``mean of z^2``, over so many draws, are within, relative to the estimate.
+
+    1.96 standard errors for many draws; more for few, since the standard error itself is estimated.
+    """
+    return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
+
+
 def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
     started, count = time.perf_counter(), settings.variance_samples.value()
     prior = parts.prior_variance()
@@ -242,8 +268,7 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
     variance = variance.clamp_min(0.0).minimum(prior)
     known, rest = variance.detach().double(), (prior - variance).detach().double()
     spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
-    # 1.96 for many draws; more for few, since the spread itself is estimated
-    error = ((2.0 + 14.0 / count) * math.sqrt(2.0 / count) * spread).to(prior.dtype)
+    error = (quantile_of_draws(count) * spread).to(prior.dtype)
     if reason != "asked for":
         share_off = float((error / known.clamp_min(tiny)).median())
         warnings.warn(
