@@ -154,8 +154,8 @@ def _each_out(parts: PosteriorParts, weights: Tensor, y: Tensor) -> tuple[Tensor
         in_mean = off * shift.abs() / variance.sqrt()
         warnings.warn(
             f"leave_out: variances are estimated from {report.num_samples} samples, since {report.reason}: half of "
-            f"them are within {float(off.median()):.1%}, half of the means within {float(in_mean.median()):.2g} of their "
-            "standard deviations. Try: more settings.variance_samples, variance_method('exact'), or "
+            f"them are within {float(off.median()):.1%}, half of the means within {float(in_mean.median()):.2g} of "
+            "their standard deviations. Try: more settings.variance_samples, variance_method('exact'), or "
             "variance_method('pathwise') to say that this is meant.",
             ApproximateVarianceWarning,
             stacklevel=3,
