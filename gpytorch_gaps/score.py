@@ -173,7 +173,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
         raise ValueError("leave_out: groups: got NaN, expected a label for every observation")
     if labels.shape != y.shape[-1:]:
         raise ValueError(f"leave_out: groups: got shape {tuple(labels.shape)}, expected {tuple(y.shape[-1:])}")
-    mean, variance = torch.empty_like(weights), torch.empty_like(weights)
+    mean, variance = (torch.empty(weights.shape, dtype=y.dtype, device=y.device) for _ in range(2))
     _, where = torch.unique(labels, return_inverse=True)
     order = where.argsort(stable=True)
     members = order.split(torch.bincount(where).tolist())

@@ -23,9 +23,10 @@ from gpytorch_gaps.kronecker.selection import unravel
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import same_cells
 from gpytorch_gaps.operators._pathwise import pathwise_draws
-from gpytorch_gaps.operators._posterior_parts import PosteriorParts
+from gpytorch_gaps.operators._posterior_parts import ROUNDINGS, PosteriorParts
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.precision import wide_entries
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.progress import with_bar
 from gpytorch_gaps.reports import (
@@ -43,7 +44,6 @@ _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
 _FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
-_ROUNDINGS = 8.0  # of float64, that a variance is off by, as found against long arithmetic
 _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
 
 
@@ -52,7 +52,9 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
     if not parts.num_points:
         return parts.prior_variance()
     variance, report = _together([_variance(piece) for piece in parts.pieces()])
-    report_variance(report)
+    variance = variance.to(parts.dtype)
+    error = report.error.to(parts.dtype) + torch.finfo(parts.dtype).eps * variance.detach().abs()
+    report_variance(replace(report, error=error))
     return variance
 
 
@@ -74,8 +76,7 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     if closed is not None:
         variance, error, rank = closed
         seconds = time.perf_counter() - started
-        report = VarianceReport("exact", error.to(parts.dtype), seconds, rank=rank, reason="without solves")
-        return variance.to(parts.dtype), report
+        return variance, VarianceReport("exact", error, seconds, rank=rank, reason="without solves")
     if method == "auto":
         reason = too_expensive(parts, parts.num_points)
         if reason is not None:
@@ -83,14 +84,17 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     size = parts.columns_at_once()
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
     bar = with_bar(chunks, "exact variances", unit="chunk")
+    missed, found = torch.zeros_like(prior.detach()), []
+    variance = prior if parts.differentiated else prior.clone()
     with one_report(), expecting(parts.num_points * parts.train.batch_shape.numel()):
-        if parts.differentiated:
-            variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
-        else:
-            variance = prior.clone()
-            for rows in bar:  # in place: small results among large columns would keep the memory of these
-                variance[..., rows] -= parts.explained(rows, prior)
-    bound = tolerance * variance.detach().abs()
+        for rows in bar:
+            explained, missed[..., rows] = parts.explained(rows, prior)
+            if parts.differentiated:
+                found.append(explained)
+            else:  # in place: small results among large columns would keep the memory of these
+                variance[..., rows] -= explained
+    variance = variance - torch.cat(found, -1) if found else variance
+    bound = tolerance * variance.detach().abs() + missed
     reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
     return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
 
@@ -145,7 +149,7 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
 
 def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
     """Of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
-    return _ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
+    return ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
 
 
 def _error_of_extension(
@@ -157,10 +161,11 @@ def _error_of_extension(
     """
     worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
     few = parts.at(worst)
-    columns = to_dense(few.cross).mT.double()
+    with wide_entries():
+        columns = to_dense(few.cross).mT.double()
     weights = form.solve(columns)
-    exact = few.prior_variance().double() - (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
-    floor = torch.finfo(torch.float64).eps * few.prior_variance().double()
+    exact = few.prior_variance() - (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
+    floor = torch.finfo(torch.float64).eps * few.prior_variance()
     return float(((variance[..., worst] - exact).abs() / exact.maximum(floor)).max())
 
 
@@ -179,11 +184,11 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
             "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
         )
     prior = parts.prior_variance()
-    variance = _variances_by(parts, form, basis)[0].clamp_min(0.0).to(parts.dtype)
+    variance = _variances_by(parts, form, basis)[0].clamp_min(0.0)
     picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
-    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())
+    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())[0]
     worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
     error = worst.expand(variance.shape)
     seconds, reason = time.perf_counter() - started, f"error judged by {len(some)} exact ones"
@@ -202,7 +207,7 @@ def _variances_by(
     starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
     found = [form.variances(basis(slice(start, start + size))) for start in starts]
     variance, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
-    prior = parts.prior_variance().double()
+    prior = parts.prior_variance()
     return variance + (prior - known), prior, prior - known
 
 
@@ -258,17 +263,17 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
     left, told = torch.zeros_like(prior), torch.zeros_like(prior)
     with one_report():
         for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
-            left = left + deviation.square().sum(-1) / count
-            told = told + explained.square().sum(-1) / count
+            left = left + deviation.double().square().sum(-1) / count  # squares in small units need float64
+            told = told + explained.double().square().sum(-1) / count
     tiny = torch.finfo(torch.float64).tiny
-    with torch.no_grad():  # in float64: squares of variances in small units are nothing in float32
-        first = left.double() / (left + told).double().clamp_min(tiny)  # of the prior
+    with torch.no_grad():
+        first = left / (left + told).clamp_min(tiny)  # of the prior
         share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
-    variance = share.to(prior.dtype) * left + (1.0 - share).to(prior.dtype) * (prior - told)
+    variance = share * left + (1.0 - share) * (prior - told)
     variance = variance.clamp_min(0.0).minimum(prior)
-    known, rest = variance.detach().double(), (prior - variance).detach().double()
+    known, rest = variance.detach(), (prior - variance).detach()
     spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
-    error = (quantile_of_draws(count) * spread).to(prior.dtype)
+    error = quantile_of_draws(count) * spread
     if reason != "asked for":
         share_off = float((error / known.clamp_min(tiny)).median())
         warnings.warn(

@@ -107,7 +107,7 @@ class PosteriorCovarianceOperator(LinearOperator):
             if parts.num_points > parts.columns_at_once() and not parts.differentiated:
                 return prior - parts.all_explained()
             columns = to_dense(parts.cross).mT
-            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach()).to(self.dtype)
+            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach())[0].to(self.dtype)
             # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
             half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
             return prior - (half + half.mT)

@@ -99,13 +99,15 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         if isinstance(diag, SelectedKroneckerDiagOperator):
             tensors = (*self.factors, index, *diag.axis_noise)
             return self._linear_op.memo.get(
-                "product", tensors, lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise)
+                "product",
+                tensors,
+                lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
         noise = self._noise_tensor()
         return self._linear_op.memo.get(
             "system",
             (*self.factors, index, noise),
-            lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen()),
+            lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen(), dtype=self.dtype),
         )
 
     def _noise_tensor(self) -> Tensor:
