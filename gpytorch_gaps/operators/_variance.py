@@ -44,6 +44,7 @@ _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
 _FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
+_LOST = 0.1  # of a variance: where rounding may take so much of it, solves keep more digits
 _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
 
 
@@ -127,6 +128,8 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     form, error = found
     variance, prior, left_out = _variances_by(parts, form, basis)
     off = error * prior + _rounding(prior, form.condition * variance)
+    if bool((off > _LOST * variance).any()):
+        return None
     if parts.cells is None:
         if _error_of_extension(parts, form, variance, left_out) > 0.2 * tolerance:
             return None
