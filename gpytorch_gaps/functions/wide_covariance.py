@@ -9,6 +9,7 @@ gradients flow back into the float32 parameters.
 torch.float64
 """
 
+import threading
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
+
+_lock = threading.RLock()  # a module's own parameters are replaced while it is evaluated
 
 
 def wide_covariance(
@@ -31,12 +34,13 @@ def wide_covariance(
     module = _Evaluation(kernel, taken)
     if x1.dtype != torch.float32:
         return module(x1, x2, diag=diag, **params)
-    named = [*module.named_parameters(), *module.named_buffers()]
-    wide = {name: tensor.double() for name, tensor in named if tensor.dtype == torch.float32}
-    try:
-        value = torch.func.functional_call(module, wide, (x1.double(), x2.double()), {"diag": diag, **params})
-    except RuntimeError:  # of mixed precisions; anything else is raised again
-        return module(x1, x2, diag=diag, **params)
+    with _lock:
+        named = [*module.named_parameters(), *module.named_buffers()]
+        wide = {name: tensor.double() for name, tensor in named if tensor.dtype == torch.float32}
+        try:
+            value = torch.func.functional_call(module, wide, (x1.double(), x2.double()), {"diag": diag, **params})
+        except RuntimeError:  # of mixed precisions; anything else is raised again
+            return module(x1, x2, diag=diag, **params)
     for prefix, part in module.named_modules():  # running averages, of a network inside
         if isinstance(part, _NormBase) and part.training:
             for name, buffer in part.named_buffers(prefix, recurse=False):

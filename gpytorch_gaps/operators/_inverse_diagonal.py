@@ -12,6 +12,7 @@ From draws       of w, with covariance A, and ``u = A^-1 w``, with covariance A^
                  far better than ``E u_i^2``: what neighbours tell is known, and only the rest is estimated.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.kronecker.neighbours import correlated_rows
 from gpytorch_gaps.kronecker.selection import kron_entries, unravel
 from gpytorch_gaps.operators._joint_draws import JointDraws, normal_columns
-from gpytorch_gaps.operators._posterior_parts import TIGHTER, PosteriorParts, summands
+from gpytorch_gaps.operators._posterior_parts import PosteriorParts, summands
 from gpytorch_gaps.operators._variance import closed_form, quantile_of_draws, too_expensive
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.precision import full_float32
@@ -74,13 +75,18 @@ def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor
 
 
 def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of some rows, and a bound on the relative error. shape: (*batch, rows) each"""
+    """Of some rows, and a bound on the relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
+
+    shape: (*batch, rows) each
+    """
     train, found, errors = parts.train, [], []
     least = train._diag_tensor._diagonal().double().amin(-1, keepdim=True)
+    ratio = float((least / train._diagonal().double().amax(-1, keepdim=True)).min())
+    tolerance = settings.tolerance_in_force()
     with (
         one_report(),
         expecting(len(rows) * train.batch_shape.numel()),
-        settings.solve_tolerance(TIGHTER * settings.tolerance_in_force()),
+        settings.solve_tolerance(min(tolerance, math.sqrt(tolerance * ratio))),
     ):
         for some in with_bar(rows.split(parts.columns_at_once()), "observations left out", unit="chunk"):
             columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
@@ -89,7 +95,7 @@ def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
             image = train.wide_matmul(weights)
             entries = (weights * (2.0 * columns - image)).sum(-2)
             found.append(entries)
-            errors.append((columns - image).square().sum(-2) / (least * entries))  # r'A^-1 r <= |r|^2 / s2
+            errors.append((columns - image).square().sum(-2) / (least * entries))
     return torch.cat(found, -1), torch.cat(errors, -1)
 
 
