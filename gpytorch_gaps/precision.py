@@ -14,12 +14,14 @@ noise, and conjugate gradients do not converge on a matrix that is another one a
 """
 
 import threading
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # The setting belongs to the process: whoever comes first keeps what the user had, whoever leaves last puts it back.
 _lock = threading.Lock()
@@ -57,6 +59,24 @@ def is_full() -> bool:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # set by the names that torch 2.9 brought, of which the older function refuses to speak
         return all(backend.fp32_precision in ("ieee", "none") for backend in _backends())
+
+
+_wide_entries: ContextVar[bool] = ContextVar("wide_entries", default=False)
+
+
+@contextmanager
+def wide_entries() -> Iterator[None]:
+    """Inside, entries of kernels that are known in float64 are given in float64, whatever the model's precision."""
+    token = _wide_entries.set(True)
+    try:
+        yield
+    finally:
+        _wide_entries.reset(token)
+
+
+def rounded(entries: Tensor, dtype: torch.dtype) -> Tensor:
+    """Entries of a kernel in the precision of its model, unless they are wanted as they are."""
+    return entries if _wide_entries.get() else entries.to(dtype)
 
 
 def _set_full() -> Callable[[], None] | None:

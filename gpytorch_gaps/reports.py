@@ -100,7 +100,8 @@ class LogdetReport:
 class VarianceReport:
     """The variances of a posterior, once worked out.
 
-    `error`, in the units of the variance, one a point: for ``"exact"`` what follows from the tolerance; for the others
+    `error`, in the units of the variance, one a point: for ``"exact"`` a bound, from the tolerance, the residuals that
+    were reached and the rounding of what cancels where variances are far below the prior's; for the others
     what 95 % of points stay within, judged by some exact ones (``"low_rank"``) or by the number of samples
     (``"pathwise"``: about two standard errors).
     """

@@ -25,8 +25,9 @@ def sample_posterior(
 ) -> Tensor:
     """Exact joint draws of a model's posterior: of the function, or of new observations of it.
 
-    By conditioning draws of the prior, with one solve a draw whatever the number of points; a handful of points with
-    many draws by their dense covariance. Draws are reparametrized: gradients flow through them (use
+    By conditioning draws of the prior, with one solve a draw whatever the number of points, or one a point where
+    there are fewer points than draws; a handful of points by their dense covariance. The first of many draws are
+    those of a few with the same seed. Draws are reparametrized: gradients flow through them (use
     ``gpytorch.settings.detach_test_caches(False)`` for the whole gradient in the hyperparameters).
 
     :param model: conditioned on data, with a :class:`GappyGridKernel` in it.

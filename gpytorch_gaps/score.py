@@ -1,15 +1,17 @@
 """How good predictions are: the scores that the field's comparisons use, and predictions of data left out.
 
-Left out one at a time, without solving anew: with ``A = K_XX + D``, ``a = A^-1 (y - m)`` and ``c_i = (A^-1)_ii``,
+Left out one at a time, without a model of the others for each: with ``A = K_XX + D``, ``a = A^-1 (y - m)`` and
+``c_i = (A^-1)_ii``,
 
-    mean of y_i given the others = y_i - a_i / c_i,    variance = 1 / c_i,    c_i = (1 - v_i / D_ii) / D_ii
+    mean of y_i given the others = y_i - a_i / c_i,    variance = 1 / c_i
 
-v_i being the posterior variance of the function there; where a point stands alone and v_i is close to D_ii, c_i is
-solved for. A group g left out together takes the block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
+A relative error of c_i moves the mean by as much of the distance of y_i from it. A group g left out together takes the
+block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
 """
 
 import math
-from dataclasses import asdict, dataclass
+import warnings
+from dataclasses import asdict, dataclass, replace
 from numbers import Real
 
 import gpytorch
@@ -22,12 +24,11 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.models.modes import evaluating
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._inverse_diagonal import inverse_diagonal
 from gpytorch_gaps.operators._posterior_parts import TIGHTER, PosteriorParts
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.progress import with_bar
-from gpytorch_gaps.reports import one_report
-
-_ALONE = 1e-3  # of the noise: where v_i is so close to it, the difference is solved for
+from gpytorch_gaps.reports import ApproximateVarianceWarning, one_report, report_variance
 
 
 @dataclass(frozen=True)
@@ -89,19 +90,21 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
             raise ValueError("score: truth: got no value but NaN, expected at least one")
         if bool(values[known].isinf().any()):
             raise ValueError("score: truth: got infinite values, expected finite ones, and NaN where there is none")
-        error, deviation = (values - mean)[known], posterior.stddev.double()[known]
-        normal = torch.distributions.Normal(torch.zeros_like(error), 1.0)
-        z = error / deviation
-        density, below = normal.log_prob(z).exp(), normal.cdf(z)
-        # of a normal distribution, in closed form
-        crps = deviation * (z * (2.0 * below - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+        with gpytorch.settings.min_variance(0.0, 0.0, 0.0):  # a floor of 1e-10 would depend on the units of the data
+            deviation = posterior.stddev.double()[known]
+        error = (values - mean)[known]
+        z = torch.where(error == 0, 0.0, error / deviation)
+        density, below = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi), torch.special.ndtr(z)
+        # of a normal distribution, in closed form; |error| where the deviation is zero
+        crps = error * (2.0 * below - 1.0) + deviation * (2.0 * density - 1.0 / math.sqrt(math.pi))
+        surprise = 0.5 * z.square() + torch.where(z.isinf(), 0.0, deviation.log()) + 0.5 * math.log(2.0 * math.pi)
         half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
         missed = (error.abs() - half).clamp_min(0.0)
         return Score(
             rmse=float(error.square().mean().sqrt()),
             mae=float(error.abs().mean()),
             crps=float(crps.mean()),
-            nlpd=float((0.5 * z.square() + deviation.log() + 0.5 * math.log(2.0 * math.pi)).mean()),
+            nlpd=float(surprise.mean()),
             interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
             coverage=float((missed == 0).double().mean()),
             count=int(known.sum()),
@@ -112,8 +115,10 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
 def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:
     """Predictions of every observation from the others, with its noise: ``score(leave_out(model), train_y)``.
 
-    From one solution and the posterior variances at the observations, and as exact as these: see
-    ``settings.variance_method``. Nothing is solved anew for every observation where they are cheap.
+    From one solution and the diagonal of the inverse covariance: in closed form or by a solve an observation, to the
+    solve tolerance; where that takes too long, or with ``settings.variance_method("pathwise")``, from
+    ``settings.variance_samples`` draws, with a warning that says how far predictions are off. The error of every
+    variance is in ``record_solves().variances``. Groups always take a solve an observation.
 
     :param model: conditioned on data, with a :class:`GappyGridKernel` in it. Its hyperparameters stay as they are.
     :param groups: a label for every observation, shape (N,): observations with the same label, such as those of one
@@ -134,24 +139,29 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
             )
         with covariance.snapshot.restored():
             weights, y = strategy.mean_cache, model.train_targets
-            noise = strategy.lik_train_train_covar._diag_tensor._diagonal()
             if groups is None:
-                precision = _precision(covariance, noise)
-                mean, variance = y - weights / precision, 1.0 / precision
+                mean, variance = _each_out(covariance.parts, weights, y)
             else:
                 mean, variance = _groups_out(covariance.parts, weights, y, groups)
     return MultivariateNormal(mean, DiagLinearOperator(variance))
 
 
-def _precision(covariance: PosteriorCovarianceOperator, noise: Tensor) -> Tensor:
-    """The diagonal of ``A^-1``. shape: (*batch, N)"""
-    variance = covariance.diagonal(dim1=-1, dim2=-2)
-    rest = 1.0 - variance / noise
-    precision = rest / noise
-    alone = (rest < _ALONE).reshape(-1, rest.size(-1)).any(0).nonzero().squeeze(-1)
-    for rows in with_bar(alone.split(covariance.parts.columns_at_once()), "observations that stand alone"):
-        precision[..., rows] = _inverse_block(covariance.parts, rows).diagonal(dim1=-1, dim2=-2).to(precision.dtype)
-    return precision
+def _each_out(parts: PosteriorParts, weights: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    diagonal, report = inverse_diagonal(parts)
+    shift, variance = weights.double() / diagonal, 1.0 / diagonal
+    if report.num_samples and report.reason != "asked for":
+        off = report.error / variance
+        in_mean = off * shift.abs() / variance.sqrt()
+        warnings.warn(
+            f"leave_out: variances are estimated from {report.num_samples} samples, since {report.reason}: half of "
+            f"them are within {float(off.median()):.1%}, half of the means within {float(in_mean.median()):.2g} of "
+            "their standard deviations. Try: more settings.variance_samples, variance_method('exact'), or "
+            "variance_method('pathwise') to say that this is meant.",
+            ApproximateVarianceWarning,
+            stacklevel=3,
+        )
+    report_variance(replace(report, error=report.error.to(y.dtype)))
+    return (y.double() - shift).to(y.dtype), variance.to(y.dtype)
 
 
 def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +173,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
         raise ValueError("leave_out: groups: got NaN, expected a label for every observation")
     if labels.shape != y.shape[-1:]:
         raise ValueError(f"leave_out: groups: got shape {tuple(labels.shape)}, expected {tuple(y.shape[-1:])}")
-    mean, variance = torch.empty_like(weights), torch.empty_like(weights)
+    mean, variance = (torch.empty(weights.shape, dtype=y.dtype, device=y.device) for _ in range(2))
     _, where = torch.unique(labels, return_inverse=True)
     order = where.argsort(stable=True)
     members = order.split(torch.bincount(where).tolist())

@@ -338,15 +338,21 @@ def left_out(**kwargs):
     gaps.leave_out(alone(), **kwargs)
 
 
+def left_out_from_samples(**kwargs):
+    with settings.variance_method("pathwise"):
+        gaps.leave_out(alone(), **kwargs)
+
+
 BARS = {
     "exact variances": exact_variance,
     "variances by eigenvectors": variance_by("low_rank"),
     "variances from samples": variance_by("pathwise"),
     "samples": samples,
     "groups left out": groups_left_out,
-    "observations that stand alone": left_out,
+    "observations left out": left_out,
+    "leaving out, from samples": left_out_from_samples,
 }
-WITH_AN_ARGUMENT = ["samples", "groups left out", "observations that stand alone"]
+WITH_AN_ARGUMENT = ["samples", "groups left out", "observations left out", "leaving out, from samples"]
 
 
 @pytest.mark.parametrize("name", BARS)

@@ -173,7 +173,7 @@ def test_a_float32_model_makes_no_reduced_product(case, max_cholesky, logdet):
     ):
         trained(model, steps=1)
         predicted(model, pair.test_x.float())
-    assert reduced.products > 10
+    assert reduced.products >= 5  # most are in float64
     assert reduced.found == []
     assert torch.get_float32_matmul_precision() == "high"
 

@@ -12,6 +12,7 @@ from gpytorch.kernels import IndexKernel, LinearKernel, MaternKernel, ProductKer
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
+from gpytorch_gaps.operators import _pathwise, posterior_covariance
 from gpytorch_gaps.operators._joint_draws import JointDraws
 from gpytorch_gaps.operators._pathwise import pathwise_draws
 from gpytorch_gaps.operators.noisy_posterior_covariance import NoisyPosteriorCovarianceOperator
@@ -116,7 +117,7 @@ def check_moments(samples, mean, covariance, bound):
 @pytest.mark.parametrize(
     ("path", "max_cholesky"), [("pathwise", 800), ("pathwise", 0), ("dense", 800), ("public", 800)]
 )
-def test_twenty_thousand_draws_of_a_grid(path, max_cholesky):
+def test_twenty_thousand_draws_of_a_grid(path, max_cholesky, monkeypatch):
     """All 120 cells, gaps among them: 7,380 numbers, all within four standard errors.
 
     Chance takes one of them further every other time: the seed is one where it does not, and a draw depends on nothing
@@ -130,11 +131,10 @@ def test_twenty_thousand_draws_of_a_grid(path, max_cholesky):
         if path == "pathwise":
             samples = pathwise(posterior, count)
         elif path == "dense":
-            assert posterior.lazy_covariance_matrix._dense_is_cheaper(count)
+            monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 120)
             samples = posterior.rsample(torch.Size([count]))
         else:  # never more draws than points at a time
             samples = torch.cat([gaps.sample_posterior(ours, x, 100, seed=seed) for seed in range(count // 100)])
-            assert not posterior.lazy_covariance_matrix._dense_is_cheaper(100)
     check_moments(samples, *exact(plain, x), 4.0)
 
 
@@ -149,8 +149,9 @@ def test_draws_of_every_case(case, kind):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_draws_of_every_case_by_a_dense_root(case):
-    """More draws than points, of all kinds of points at once."""
+def test_draws_of_every_case_by_a_dense_root(case, monkeypatch):
+    """Of all kinds of points at once."""
+    monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 20)
     pair = CASES[case](small=True)
     x = torch.cat([points[:5] for points in kinds(pair).values()])
     with torch.no_grad():
@@ -227,7 +228,8 @@ def covariance_by_draws(posterior, monkeypatch):
     parts = operator.parts
     with operator.snapshot.restored(), monkeypatch.context() as patch:
         joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, parts.train, parts.cells)
-        size = joint.size // operator.batch_shape.numel()
+        size = sum(joint.sizes) + parts.num_points  # the last: noise, which is not added here
+        patch.setattr(_pathwise, "_fewer_points", lambda *_: False)
         unit = UnitVectors(size)
         patch.setattr(torch, "randn", unit)
         columns = torch.cat([deviation for deviation, _ in pathwise_draws(parts, size)], -1)
@@ -365,6 +367,7 @@ def by_rsample(count):
         ("another grid", by_function),
         ("scattered", by_function),
         ("scattered", by_rsample),
+        ("fewer points than draws", by_function),
         ("a few points", by_function),
     ],
 )
@@ -375,10 +378,10 @@ def test_gradients_flow_through_draws(kind, how):
         "cells": grid.points()[::4],
         "another grid": gaps.CartesianGrid([grid.axes[0][:5] + 0.02, grid.axes[1][:5] + 0.01]).points(),
         "scattered": dense.randn(25, 2).sigmoid(),
-        "a few points": dense.randn(5, 2).sigmoid(),
+        "fewer points than draws": dense.randn(15, 2).sigmoid(),
+        "a few points": dense.randn(5, 2).sigmoid(),  # by a dense root
     }[kind]
     weights, count = dense.randn(len(x), seed=3), 20
-    assert (len(x) <= count) == (kind == "a few points")  # then by a dense root
     rows = second_moments(ours, x, weights, how(count))
     (expected,) = second_moments(plain, x, weights, None)
     error = rows.std(0) / math.sqrt(len(rows))
@@ -407,15 +410,15 @@ def test_gradients_in_the_points_with_detached_caches(case, kind, monkeypatch):
 # -- seeds ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [5, 200], ids=["pathwise", "dense"])
+@pytest.mark.parametrize("points", [5, 120], ids=["dense", "pathwise"])
 @pytest.mark.parametrize("noise", [False, True])
-def test_seeds(noise, count):
+def test_seeds(noise, points):
     """The same, the same draws; another, others; none, torch's own, which a seed leaves alone."""
     ours, _, grid = models()
     with torch.no_grad():
 
         def draw(seed):
-            return gaps.sample_posterior(ours, grid, count, noise=noise, seed=seed)
+            return gaps.sample_posterior(ours, grid.points()[:points], 5, noise=noise, seed=seed)
 
         state = torch.random.get_rng_state()
         first = draw(1)
@@ -430,29 +433,36 @@ def test_seeds(noise, count):
         assert torch.equal(*repeated)
 
 
-@pytest.mark.parametrize("count", [5, 200], ids=["pathwise", "dense"])
-def test_the_seed_of_torch_governs_rsample(count):
+@pytest.mark.parametrize("points", [5, 120], ids=["dense", "pathwise"])
+def test_the_seed_of_torch_governs_rsample(points):
     ours, _, grid = models()
     draws = []
     with torch.no_grad():
         for seed in (0, 0, 1):
             torch.manual_seed(seed)
-            draws.append(ours(grid.points()).rsample(torch.Size([count])))
+            draws.append(ours(grid.points()[:points]).rsample(torch.Size([5])))
     assert torch.equal(draws[0], draws[1])
     assert float((draws[0] - draws[2]).abs().min()) > 0
 
 
-def test_more_draws_begin_with_the_fewer():
-    ours, _, grid = models()
-    with torch.no_grad(), settings.solve_tolerance(1e-12):
-        many = gaps.sample_posterior(ours, grid, 20, seed=0)
-        torch.testing.assert_close(gaps.sample_posterior(ours, grid, 7, seed=0), many[:7], rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("kind", [*KINDS, "a few points", "the whole grid"])
+@pytest.mark.parametrize("noise", [False, True])
+def test_more_draws_begin_with_the_fewer(noise, kind):
+    """However many: also where there are more draws than points, which are then solved for instead."""
+    pair = CASES["two axes"](small=True)
+    x = {**kinds(pair), "a few points": pair.test_x[-5:], "the whole grid": pair.grid.points()}[kind]
+    with torch.no_grad(), settings.solve_tolerance(1e-9):
+        many = gaps.sample_posterior(pair.ours, x, 400, noise=noise, seed=0)
+        for count in (1, 7):
+            fewer = gaps.sample_posterior(pair.ours, x, count, noise=noise, seed=0)
+            torch.testing.assert_close(fewer, many[:count], rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels", "a batch of three"])
-def test_draws_do_not_depend_on_memory(case, kind):
+def test_draws_do_not_depend_on_memory(case, kind, monkeypatch):
     """One at a time, or all at once: as many solves as it takes, and the same numbers."""
+    monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 0)
     pair = CASES[case](small=True)
     x, draws, columns = kinds(pair)[kind], [], []
     for memory in (2**29, 40_000):
@@ -529,7 +539,7 @@ def test_noise_of_new_observations(case, path, monkeypatch):
         noise = pair.ours.likelihood.noise.expand(*pair.ours.likelihood.noise.shape[:-1], len(x))
     mean, covariance = exact(pair.dense, x)
     if path == "pathwise":
-        monkeypatch.setattr(PosteriorCovarianceOperator, "_dense_is_cheaper", lambda *_: False)
+        monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 0)
     with torch.no_grad():
         samples = gaps.sample_posterior(pair.ours, x, 2_500, noise=True, seed=0)
     check_moments(samples, mean, covariance + torch.diag_embed(noise.detach()), 4.5)
@@ -698,6 +708,31 @@ def test_many_draws_of_a_few_points_take_a_solve_a_point():
         assert solves == []
 
 
+def test_more_draws_than_points_take_a_solve_a_point():
+    ours, _, grid = models()
+    with torch.no_grad(), gaps.record_solves() as solves:
+        gaps.sample_posterior(ours, grid.points()[:30], 500)
+    assert [report.num_rhs for report in solves] == [1, 30]
+
+
+@pytest.mark.parametrize("x", [[[0.0]], [[1.0]], [[0.0], [1.0], [-2.0]]], ids=str)
+@pytest.mark.parametrize("method", ["exact", "low_rank", "pathwise"])
+def test_a_kernel_that_is_zero_at_its_only_coordinate(method, x):
+    """The data tell nothing of the function: what is left is the prior, zero there and not elsewhere."""
+    grid = gaps.CartesianGrid([torch.zeros(1, dtype=torch.float64)])
+    kernel = gaps.GappyGridKernel([LinearKernel()], grid)
+    model = Model(grid.points(), torch.ones(1).double(), gaps.GappyGridLikelihood(), kernel).double().eval()
+    x = torch.tensor(x, dtype=torch.float64)
+    prior = kernel.kernels[0].variance.item() * x.squeeze(-1).square()
+    with torch.no_grad(), settings.variance_method(method):
+        posterior = model(x)
+        variance = posterior.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
+        torch.testing.assert_close(variance, prior, rtol=1e-9, atol=1e-12)
+        assert posterior.mean.abs().max() == 0
+        draws = gaps.sample_posterior(model, x, 3)
+    assert bool((draws.abs().amax(0) > 0).eq(prior > 0).all())
+
+
 @pytest.mark.parametrize("memory", [40_000, 100_000, 2**20])
 def test_columns_add_up(memory):
     ours, _, grid = models()
@@ -771,7 +806,7 @@ def test_draws_elsewhere(case, count):
     """On the stand-in device, whose random numbers are the CPU's: the same draws, and no copies to or from it."""
     pair = CASES[case](small=True)
     there, results = copy.deepcopy(pair.ours).to(standin.DEVICE), []
-    for kind, x in kinds(pair).items():  # three draws: pathwise; forty: by a dense root
+    for kind, x in kinds(pair).items():  # three draws: a solve each; forty: a solve a point
         for model, own in ((pair.ours, x), (there, x.to(standin.DEVICE))):
             torch.manual_seed(0)
             with torch.no_grad(), settings.solve_tolerance(1e-11), count_transfers() as counts:

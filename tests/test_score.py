@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 import warnings
 
 import gpytorch
@@ -16,6 +17,7 @@ from linear_operator.operators import DiagLinearOperator
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
+from gpytorch_gaps.operators import _variance
 from tests import _dense as dense
 from tests.workflow._pairs import CASES, Model, PerLevelNoise, gappy, with_length
 
@@ -419,6 +421,105 @@ def test_repeated_cells_and_points_off_the_grid(max_cholesky):
     with settings.solve_tolerance(1e-9), MAX_CHOLESKY(max_cholesky):
         same(gaps.leave_out(model), brute_force(model, torch.arange(len(y))))
         same(gaps.leave_out(model, labels), brute_force(model, labels))
+
+
+def rough_model(nu, length, noise, shape=(20, 18), clouds=False):
+    """A draw of a model of one Matern kernel on both axes, with scattered gaps or such that hang together."""
+    grid = gaps.CartesianGrid([torch.linspace(0, 1, size, dtype=torch.float64) for size in shape])
+    if clouds:
+        blurred = torch.nn.functional.avg_pool2d(dense.randn(1, 1, *shape), 7, 1, 3).flatten()
+        cells = (blurred > blurred.quantile(0.4)).nonzero().squeeze(-1)
+    else:
+        cells = dense.observed("random", shape)
+    x = grid.points(cells)
+    kernels = [with_length(MaternKernel(nu=nu), length) for _ in shape]
+    likelihood = gaps.GappyGridLikelihood(noise_constraint=GreaterThan(1e-9))
+    model = Model(x, torch.zeros(len(x)).double(), likelihood, gaps.GappyGridKernel(kernels, grid)).double()
+    model.likelihood.noise = noise
+    with torch.no_grad():
+        covariance = model.forward(x).covariance_matrix + model.likelihood.noise * torch.eye(len(x)).double()
+    model.set_train_data(targets=torch.linalg.cholesky(covariance) @ dense.randn(len(x), seed=1))
+    return model, covariance
+
+
+@pytest.mark.parametrize("max_cholesky", [800, 0])
+@pytest.mark.parametrize("samples", [16, 64])
+@pytest.mark.parametrize("clouds", [False, True], ids=["scattered", "clouds"])
+@pytest.mark.parametrize(("nu", "length", "noise"), [(0.5, 0.2, 1e-2), (1.5, 0.2, 1e-2), (2.5, 0.1, 1e-4)])
+def test_left_out_from_samples(nu, length, noise, clouds, samples, max_cholesky):
+    """Predictions stay close to the exact ones, in their standard deviations, and within the error that is stated."""
+    model, covariance = rough_model(nu, length, noise, clouds=clouds)
+    inverse = torch.linalg.inv(covariance)
+    y, variance = model.train_targets, 1.0 / inverse.diagonal()
+    mean = y - variance * (inverse @ y)
+    torch.manual_seed(0)
+    with (
+        settings.variance_method("pathwise"),
+        settings.variance_samples(samples),
+        MAX_CHOLESKY(max_cholesky),
+        gaps.record_solves() as solves,
+    ):
+        posterior = gaps.leave_out(model)
+    (report,) = solves.variances
+    assert (report.method, report.num_samples) == ("pathwise", samples)
+    covered = (posterior.variance - variance).abs() <= report.error
+    assert 0.9 <= float(covered.double().mean()) <= 0.995
+    stated = report.error / posterior.variance * (y - posterior.mean).abs()
+    covered = (posterior.mean - mean).abs() <= stated  # a relative error of the variance is one of the distance to y
+    assert 0.9 <= float(covered.double().mean()) <= 0.995
+    assert float(((posterior.mean - mean) / variance.sqrt()).abs().max()) <= 0.5
+    rmse, expected = ((value - y).square().mean().sqrt() for value in (posterior.mean, mean))
+    assert float(rmse) == pytest.approx(float(expected), rel=0.02)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_left_out_from_samples_of_every_case(case):
+    """Within 2.3 times the stated error, 4.6 standard errors, everywhere."""
+    pair = few(case)
+    mean, variance = brute_force(pair.dense, torch.arange(FEW))
+    torch.manual_seed(0)
+    with settings.variance_method("pathwise"), settings.variance_samples(200), gaps.record_solves() as solves:
+        posterior = gaps.leave_out(pair.ours)
+    (report,) = solves.variances
+    assert bool(((posterior.variance - variance).abs() <= 2.3 * report.error).all())
+    stated = report.error / posterior.variance * (pair.ours.train_targets - posterior.mean).abs()
+    assert bool(((posterior.mean - mean).abs() <= 2.3 * stated + 1e-5 * variance.sqrt()).all())
+
+
+def test_left_out_from_samples_unasked_says_so(monkeypatch):
+    """As `auto` does where exact ones would take too long; the message says how far off predictions are."""
+    model, covariance = rough_model(0.5, 0.2, 1e-2)
+    monkeypatch.setattr(_variance, "_AFFORDABLE", 0.0)
+    torch.manual_seed(0)
+    with settings.variance_samples(32), gaps.record_solves() as solves:
+        with pytest.warns(gaps.ApproximateVarianceWarning, match=r"leave_out: .* 32 samples, .* of the means") as seen:
+            gaps.leave_out(model)
+        assert len(seen) == 1
+        stated = (solves.variances[-1].error * torch.linalg.inv(covariance).diagonal()).median()
+        said = re.search(r"half of them are within ([\d.]+)%", str(seen[0].message))
+        assert float(said[1]) / 100 == pytest.approx(float(stated), abs=1e-3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with settings.variance_method("pathwise"):
+                gaps.leave_out(model)
+            with settings.variance_method("exact"):
+                gaps.leave_out(model)
+    assert [report.method for report in solves.variances] == ["pathwise", "pathwise", "exact"]
+
+
+@pytest.mark.parametrize("method", ["auto", "exact", "low_rank"])
+@pytest.mark.parametrize("noise", [1e-1, 1e-4, 1e-8])
+def test_the_stated_error_of_exact_predictions_left_out(noise, method):
+    """Smooth kernels in closed form, where that keeps its digits, rough ones by solves."""
+    for nu in (0.5, 2.5):
+        model, covariance = rough_model(nu, 0.5, noise, shape=(12, 10))
+        variance = 1.0 / torch.linalg.inv(covariance).diagonal()
+        with settings.variance_method(method), MAX_CHOLESKY(0), gaps.record_solves() as solves:
+            posterior = gaps.leave_out(model)
+        (report,) = solves.variances
+        assert report.method == "exact"
+        assert bool(((posterior.variance - variance).abs() <= report.error + 1e-6 * variance).all())
+        assert float((report.error / variance).max()) <= 1e-3
 
 
 def test_one_observation():

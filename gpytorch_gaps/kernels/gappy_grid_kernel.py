@@ -5,16 +5,16 @@ from typing import Any, Self
 
 import torch
 from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, ProductKernel
-from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.functions.wide_covariance import wide_covariance
 from gpytorch_gaps.grid import CartesianGrid, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.kernels.solutions import LastSolutions
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.precision import full_float32, rounded
 
 
 class GappyGridKernel(Kernel):
@@ -108,17 +108,24 @@ class GappyGridKernel(Kernel):
             if not free1 and self._too_many(x1, cols.shape):
                 return KernelRowsOperator(x1, x2, kernel=self, params=params, width=sum(cols.shape))
             factors = self._factors(self._split(x1), cols.axes, **params)
-            return KhatriRaoOperator(*factors, col_index=cols.index, points=x1.detach())
+            return KhatriRaoOperator(*factors, col_index=cols.index, points=x1.detach(), out_dtype=x1.dtype)
         if cols is None:
             if not free2 and self._too_many(x2, rows.shape):
                 width = sum(rows.shape)
                 return KernelRowsOperator(x2, x1, kernel=self, params=params, width=width, transposed=True)
             factors = self._factors(rows.axes, self._split(x2), **params)
             transposed = (factor.mT for factor in factors)
-            return KhatriRaoOperator(*transposed, col_index=rows.index, transposed=True, points=x2.detach())
+            return KhatriRaoOperator(
+                *transposed, col_index=rows.index, transposed=True, points=x2.detach(), out_dtype=x2.dtype
+            )
         factors = self._factors(rows.axes, cols.axes, **params)
         return SelectedKroneckerOperator(
-            *factors, row_index=rows.index, col_index=cols.index, row_points=x1, col_points=x2
+            *factors,
+            row_index=rows.index,
+            col_index=cols.index,
+            row_points=x1,
+            col_points=x2,
+            out_dtype=x1.dtype,
         )
 
     def _too_many(self, x: Tensor, shape: tuple[int, ...]) -> bool:
@@ -146,7 +153,11 @@ class GappyGridKernel(Kernel):
         return found
 
     def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
-        return [to_dense(kernel(row, col, **params)) for kernel, row, col in zip(self.kernels, rows, cols, strict=True)]
+        """In float64, unless a kernel can only be evaluated in float32."""
+        sides = zip(self.kernels, rows, cols, strict=True)
+        factors = [wide_covariance(kernel, row, col, **params) for kernel, row, col in sides]
+        narrow = any(factor.dtype == torch.float32 for factor in factors)
+        return [factor.float() for factor in factors] if narrow else factors
 
     def _split(self, x: Tensor) -> list[Tensor]:
         """The columns of each axis."""
@@ -157,8 +168,8 @@ class GappyGridKernel(Kernel):
     def _entrywise(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         value: Any = 1.0
         for kernel, first, second in zip(self.kernels, self._split(x1), self._split(x2), strict=True):
-            value = value * to_dense(kernel(first, second, diag=diag, **params))
-        return value
+            value = value * wide_covariance(kernel, first, second, diag=diag, **params)
+        return rounded(value, x1.dtype)
 
     def _check(self, name: str, x: Tensor) -> None:
         if x.size(-1) != self.grid.num_columns:

@@ -24,12 +24,14 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import to_dense, to_linear_operator
 from linear_operator.operators import (
     AddedDiagLinearOperator,
+    DenseLinearOperator,
     LinearOperator,
     SumLinearOperator,
 )
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.functions.wide_covariance import wide_covariance
 from gpytorch_gaps.grid import same_values
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
 from gpytorch_gaps.kernels.host import Host, find_host, hosts_in, pick, restricted
@@ -41,7 +43,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumOperator,
 )
 from gpytorch_gaps.operators._base import same_cells
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.precision import full_float32, rounded
 
 
 def grid_points(covariance: LinearOperator) -> tuple[GappyGridKernel, Tensor] | None:
@@ -177,7 +179,7 @@ class _Walk:
         if lifted:
             points = self.host.points(self.x1), self.host.points(self.x2)
             return [_evaluate(part, *points, self.params) for part in lifted]
-        if type(kernel) is LinearKernel or self._may_be_dense(kernel):
+        if is_linear or self._may_be_dense(kernel):
             return [_evaluate(kernel, pick(self.x1, columns), pick(self.x2, columns), self.params)]
         return [self._by_rows(kernel, columns)]
 
@@ -195,8 +197,11 @@ class _Walk:
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator:
-    """Without the kernel's `active_dims`, which have been taken."""
-    return to_linear_operator(Module.__call__(kernel, x1, x2, **params)).evaluate_kernel()
+    """Without the kernel's `active_dims`, which have been taken. Dense float32 entries are rounded from float64."""
+    covariance = to_linear_operator(Module.__call__(kernel, x1, x2, **params)).evaluate_kernel()
+    if x1.dtype == torch.float32 and isinstance(covariance, DenseLinearOperator):
+        return to_linear_operator(rounded(wide_covariance(kernel, x1, x2, taken=True, **params), x1.dtype))
+    return covariance
 
 
 def hadamard(first: LinearOperator, second: LinearOperator) -> LinearOperator:

@@ -17,7 +17,7 @@ from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel, one_member
 from gpytorch_gaps.kernels.solutions import LastSolutions
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, on_one_grid, row_points
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, solve_data
-from gpytorch_gaps.operators._posterior_parts import PredictionPoints
+from gpytorch_gaps.operators._posterior_parts import PredictionPoints, is_wide, wide_product
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.precision import full_float32
 
@@ -50,7 +50,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     @property
     def mean_cache(self) -> Tensor:
-        """``(K_XX + D)^-1 (y - m)``. shape: (*batch, N)"""
+        """``(K_XX + D)^-1 (y - m)``, in float64: it is large where the noise is small. shape: (*batch, N)"""
         if gpytorch.settings.observation_nan_policy.value() != "ignore":
             raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
         key = (settings.in_force().of_a_solve, gpytorch.settings.detach_test_caches.on())
@@ -66,9 +66,11 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     def _solution(self, key: tuple[Any, ...]) -> Tensor:
         """From that of the data before these, where it is remembered."""
-        train, offset = self.lik_train_train_covar, (self.train_labels - self.train_prior_dist.mean).unsqueeze(-1)
-        found = self._grid_points
-        if found is None or not isinstance(train, OwnAddedDiagOperator):
+        train, found = self.lik_train_train_covar, self._grid_points
+        offset = (self.train_labels.double() - self.train_prior_dist.mean.double()).unsqueeze(-1)
+        if not isinstance(train, OwnAddedDiagOperator):
+            return train.solve(offset.to(train.dtype)).squeeze(-1)
+        if found is None:
             return solve_data(train, offset).squeeze(-1)
         kernel, x = found
         known = self._before or kernel.solutions
@@ -89,7 +91,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
     ) -> tuple[Tensor, LinearOperator]:
         cross = grid_covariance(test_train_covar)
-        mean = test_mean + (cross @ self.mean_cache.unsqueeze(-1)).squeeze(-1)
+        mean = test_mean + wide_product(cross, self.mean_cache.unsqueeze(-1)).squeeze(-1).to(test_mean.dtype)
         if gpytorch.settings.skip_posterior_variances.on():
             nothing = ZeroLinearOperator(*test_test_covar.size(), dtype=mean.dtype, device=mean.device)
             nothing.points = self._test_points(cross)  # the noise is still to be added
@@ -122,14 +124,14 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
 
 def _warn_of_rounding(covariance: LinearOperator) -> None:
-    """Solves are refined in float64, but entries of K rounded to float32 stay so, and move what is predicted.
+    """Kernels on a grid are evaluated in float64, but entries of others, rounded to float32, move what is predicted.
 
     By about ``0.1 eps sqrt(N) k(x, x) / s2`` of its size, as if the roundings were independent; measured, 0.06 to 0.12.
     """
-    if covariance.dtype != torch.float32 or not isinstance(covariance, AddedDiagLinearOperator):
+    if not isinstance(covariance, AddedDiagLinearOperator) or is_wide(covariance._linear_op):
         return
     kernel, noise = covariance._linear_op._diagonal().detach(), covariance._diag_tensor._diagonal().detach()
-    ratio = float((kernel / noise.clamp_min(1e-30)).max())
+    ratio = float((kernel.double() / noise.double()).max())
     moved = 0.1 * torch.finfo(torch.float32).eps * math.sqrt(covariance.size(-1)) * ratio
     if moved > 5e-5:
         warnings.warn(

@@ -14,7 +14,9 @@ from gpytorch_gaps.precision import full_float32
 class KroneckerFactorsOperator(LinearOperator):
     """An operator built from batched factors (positional) and keyword tensors without batch, or with their own rule.
 
-    Subclasses list the keyword tensors that carry the factors' batch dimensions in `_batched_kwargs`.
+    Subclasses list the keyword tensors that carry the factors' batch dimensions in `_batched_kwargs`. Those with an
+    `out_dtype` may hold factors in a higher precision than what they are used with and give: a float32 model's kernel
+    in float64. Their products are in the precision of the right-hand side.
     """
 
     _batched_kwargs: tuple[str, ...] = ()
@@ -25,7 +27,11 @@ class KroneckerFactorsOperator(LinearOperator):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._args[0].dtype
+        return self._kwargs.get("out_dtype") or self._args[0].dtype
+
+    def _factors_for(self, x: Tensor) -> tuple[Tensor, ...]:
+        """In the precision of x."""
+        return tuple(factor.to(x.dtype) for factor in self.factors)
 
     @property
     def device(self) -> torch.device:
@@ -44,7 +50,7 @@ class KroneckerFactorsOperator(LinearOperator):
 
     def _wide(self) -> Any:
         """In float64 and detached, for solves."""
-        return self._rebuild(lambda t: t.detach().double())
+        return self.to(torch.float64)._rebuild(lambda t: t.detach())
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> Any:
         return self._rebuild(
@@ -79,6 +85,8 @@ class KroneckerFactorsOperator(LinearOperator):
             return value.to(device, dtype if value.is_floating_point() else None, non_blocking)
 
         moved = {name: move(value) for name, value in self._kwargs.items()}
+        if dtype is not None and moved.get("out_dtype") is not None:
+            moved["out_dtype"] = None  # the factors' own
         return type(self)(*(move(factor) for factor in self.factors), **moved)
 
 

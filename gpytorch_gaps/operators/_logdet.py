@@ -15,7 +15,6 @@ from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_l
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.logdet.stochastic import standard_error
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
-from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import LogdetReport
 from gpytorch_gaps.solvers.system import whiten
@@ -45,7 +44,7 @@ def whitened_logdet(operator: Any) -> tuple[Tensor, LogdetReport]:
     roots = [axis.sqrt() for axis in operator._diag_tensor.axis_noise]
     factors = [whiten(factor, root) for factor, root in zip(operator.factors, roots, strict=True)]
     index = operator.train_index
-    kernel = SelectedKroneckerOperator(*factors, row_index=index, col_index=index)
+    kernel = operator._linear_op.with_factors(factors)
     unit = torch.ones(*operator.batch_shape, 1, dtype=operator.dtype, device=operator.device)
     white: Any = kernel + ConstantDiagLinearOperator(unit, diag_shape=operator.size(-1))
     value, report = white._own_logdet(white.agreed_path())
@@ -66,7 +65,7 @@ def _gap_side_stochastic(operator: Any) -> tuple[Tensor, Tensor, int, int]:
     if not len(system.gap_index):
         return value, torch.zeros((), device=operator.device), 0, 0
     memo.get("eigen", factors, system.eigen)  # worked out already: not once more below
-    gaps = FillGapsOperator(*factors, noise=noise, gap_index=system.gap_index, memo=memo)
+    gaps = FillGapsOperator(*factors, noise=noise.to(factors[0].dtype), gap_index=system.gap_index, memo=memo)
     share, estimates, iterations = Share(settings.group.value(), num_probes()), None, 0
     with linear_operator.settings.max_cholesky_size(0):
         if share.ranks.size > 1:

@@ -1,5 +1,6 @@
 """What a posterior covariance ``K_** - K_*X A^-1 K_X*`` is made of, ``A = K_XX + D``, and its exact solves."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,17 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
+from gpytorch_gaps.operators._base import KroneckerFactorsOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
+from gpytorch_gaps.precision import wide_entries
 from gpytorch_gaps.progress import with_bar
 from gpytorch_gaps.reports import one_report
 from gpytorch_gaps.solvers.choose import expecting
 
 _CACHE = 2**21  # numbers: where products of several columns begin to cost more than those of one at a time
 TIGHTER = 1e-3  # of the tolerance, where an error of a solution is not squared
+ROUNDINGS = 8.0  # of a sum that cancels, as found against long arithmetic: three at most
 _MAX_PASSES = 3  # each takes the residual down by the tolerance of a solve
 
 
@@ -93,8 +97,11 @@ class PosteriorParts:
             yield replace(part, prior=_at_once(part.prior), cross=_at_once(part.cross))
 
     def prior_variance(self) -> Tensor:
-        """shape: (*batch, Q)"""
-        return self.prior.diagonal(dim1=-1, dim2=-2)
+        """In float64. shape: (*batch, Q)"""
+        prior = copy.copy(self.prior)
+        prior.__dict__.pop("_memoize_cache", None)  # rounded, maybe, and others expect it to be
+        with wide_entries():
+            return prior.diagonal(dim1=-1, dim2=-2).double()
 
     def columns_at_once(self, more: int = 0) -> int:
         """As many as memory allows: a solve holds about ten numbers an observation and column.
@@ -117,26 +124,29 @@ class PosteriorParts:
 
     # -- exact solves --------------------------------------------------------------------------------------------------
 
-    def explained(self, rows: slice, prior: Tensor) -> Tensor:
-        """``g' A^-1 g`` of some of the points, g a column of K_X*. shape: (*batch, q)
+    def explained(self, rows: slice, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """``g' A^-1 g`` of some of the points, g a column of K_X*, and how far it may be off. shape: (*batch, q) each
 
         As ``2 a'g - a'Aa`` for weights a close to ``A^-1 g``: an error in a enters squared, where in ``a'g`` it would
         drown variances far below the prior's. It is also stationary in a, which need not be differentiated.
+        What rounding of entries of K, and of sums of them, makes of ``k - 2 a'g + a'Aa`` is of the size of
+        ``eps (sqrt(k) + |a| sqrt(k_X))^2``.
 
         :param prior: variances of all points.
         """
-        columns = to_dense(self.cross[..., rows, :]).mT.contiguous()  # shape: (*batch, N, q)
-        weights = self.weights(columns, prior[..., rows])
-        if self.differentiated:
-            image = self.train @ weights.to(self.dtype)
-            return (weights.to(self.dtype) * (2.0 * columns - image)).sum(-2)
-        image = self._wide_product(weights)
-        return (weights * (2.0 * columns.double() - image)).sum(-2).to(self.dtype)
+        with wide_entries():
+            columns = to_dense(self.cross[..., rows, :]).mT.contiguous().double()  # shape: (*batch, N, q)
+        weights, missed = self.weights(columns.detach(), prior[..., rows].detach())
+        image = self._differentiable_product(weights) if self.differentiated else self._wide_product(weights)
+        explained = (weights * (2.0 * columns - image)).sum(-2)
+        scale = self.train._diagonal().detach().double().amax(-1, keepdim=True).sqrt()
+        terms = prior[..., rows].detach().clamp_min(0.0).sqrt() + scale * weights.norm(dim=-2)
+        return explained, missed + ROUNDINGS * self._eps * terms.square()
 
-    def weights(self, columns: Tensor, prior: Tensor) -> Tensor:
+    def weights(self, columns: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """``A^-1 g`` in float64, so close that variances are right to the tolerance in force. Not differentiable.
 
-        With ``r = g - A a`` the variance is off by ``r'A^-1 r <= |r|^2 / s2``.
+        With ``r = g - A a`` the variance is off by ``r'A^-1 r <= |r|^2 / s2``, which is returned too.
 
         :param columns: g, shape (*batch, N, q).
         :param prior: variances of their points, shape (*batch, q).
@@ -146,7 +156,7 @@ class PosteriorParts:
             tolerance, floor = settings.tolerance_in_force(), 10.0 * torch.finfo(torch.float64).eps * prior.double()
             noise = self.train._diag_tensor._diagonal().double().amin(-1, keepdim=True) if own else None
             if noise is None:
-                return self.train.solve(wide.to(self.dtype)).double()
+                return self.train.solve(wide.to(self.dtype)).double(), torch.zeros_like(prior)
             weights, residual, reduction = torch.zeros_like(wide), wide, tolerance
             with one_report() as report:
                 for _ in range(_MAX_PASSES):
@@ -162,7 +172,7 @@ class PosteriorParts:
                     reduction = min(0.5, max(tolerance, 0.5 * math.sqrt(float((allowed / error).min()))))
                 size = wide.norm(dim=-2)
                 report.residual = residual.norm(dim=-2) / torch.where(size > 0, size, torch.ones_like(size))
-        return weights
+        return weights, error
 
     def all_explained(self) -> Tensor:
         """``K_*X A^-1 K_X*``, a few columns at a time. Not differentiable. shape: (*batch, Q, Q)
@@ -185,6 +195,33 @@ class PosteriorParts:
         if isinstance(self.train, OwnAddedDiagOperator):
             return self.train.wide_matmul(x)
         return self.train._matmul(x.to(self.dtype)).double()
+
+    def _differentiable_product(self, x: Tensor) -> Tensor:
+        """``A x`` in float64. shape: (*batch, N, q)"""
+        if not isinstance(self.train, OwnAddedDiagOperator):
+            return (self.train @ x.to(self.dtype)).double()
+        noise = self.train._diag_tensor._diagonal().double().unsqueeze(-1)
+        return wide_product(self.train._linear_op, x).double() + noise * x
+
+    @property
+    def _eps(self) -> float:
+        """Of the entries of the covariances."""
+        own = isinstance(self.train, OwnAddedDiagOperator) and is_wide(self.train._linear_op) and is_wide(self.cross)
+        return torch.finfo(torch.float64 if own else self.dtype).eps
+
+
+def is_wide(op: LinearOperator) -> bool:
+    """Whether all entries of a covariance are known in float64."""
+    return all(_own_dtype(term) == torch.float64 for term in summands(op))
+
+
+def _own_dtype(term: LinearOperator) -> torch.dtype | None:
+    return term.factors[0].dtype if isinstance(term, KroneckerFactorsOperator) else term.dtype
+
+
+def wide_product(op: LinearOperator, x: Tensor) -> Tensor:
+    """``K x``, in float64 where the entries of K are. shape: (*batch, N, C)"""
+    return op @ (x if is_wide(op) else x.to(op.dtype))
 
 
 def summands(op: LinearOperator) -> Sequence[LinearOperator]:

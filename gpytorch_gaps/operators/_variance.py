@@ -23,9 +23,10 @@ from gpytorch_gaps.kronecker.selection import unravel
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators._base import same_cells
 from gpytorch_gaps.operators._pathwise import pathwise_draws
-from gpytorch_gaps.operators._posterior_parts import PosteriorParts
+from gpytorch_gaps.operators._posterior_parts import ROUNDINGS, PosteriorParts
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.precision import wide_entries
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.progress import with_bar
 from gpytorch_gaps.reports import (
@@ -43,6 +44,7 @@ _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
 _FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
+_LOST = 0.1  # of a variance: where rounding may take so much of it, solves keep more digits
 _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
 
 
@@ -51,7 +53,9 @@ def variance_in_force(parts: PosteriorParts) -> Tensor:
     if not parts.num_points:
         return parts.prior_variance()
     variance, report = _together([_variance(piece) for piece in parts.pieces()])
-    report_variance(report)
+    variance = variance.to(parts.dtype)
+    error = report.error.to(parts.dtype) + torch.finfo(parts.dtype).eps * variance.detach().abs()
+    report_variance(replace(report, error=error))
     return variance
 
 
@@ -69,36 +73,46 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     if method == "pathwise":
         return _together([_pathwise(piece, "asked for") for piece in parts.pieces(drawn=True)])
     started, prior, tolerance = time.perf_counter(), parts.prior_variance(), settings.tolerance_in_force()
-    closed = _closed_form(parts)
+    closed = closed_form(parts)
     if closed is not None:
-        explained, error, rank = closed
+        variance, error, rank = closed
         seconds = time.perf_counter() - started
-        return prior - explained, VarianceReport("exact", error.detach(), seconds, rank=rank, reason="without solves")
+        return variance, VarianceReport("exact", error, seconds, rank=rank, reason="without solves")
     if method == "auto":
-        flops = parts.train.solve_flops(parts.num_points) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
-        if flops > _AFFORDABLE and parts.num_points > _FEW_DRAWS * settings.variance_samples.value():
-            reason = f"{parts.num_points} exact ones would take {flops / 1e12:.0f} TFLOP"
+        reason = too_expensive(parts, parts.num_points)
+        if reason is not None:
             return _together([_pathwise(piece, reason) for piece in parts.pieces(drawn=True)])
     size = parts.columns_at_once()
     chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
     bar = with_bar(chunks, "exact variances", unit="chunk")
+    missed, found = torch.zeros_like(prior.detach()), []
+    variance = prior if parts.differentiated else prior.clone()
     with one_report(), expecting(parts.num_points * parts.train.batch_shape.numel()):
-        if parts.differentiated:
-            variance = prior - torch.cat([parts.explained(rows, prior) for rows in bar], -1)
-        else:
-            variance = prior.clone()
-            for rows in bar:  # in place: small results among large columns would keep the memory of these
-                variance[..., rows] -= parts.explained(rows, prior)
-    bound = tolerance * variance.detach().abs()
+        for rows in bar:
+            explained, missed[..., rows] = parts.explained(rows, prior)
+            if parts.differentiated:
+                found.append(explained)
+            else:  # in place: small results among large columns would keep the memory of these
+                variance[..., rows] -= explained
+    variance = variance - torch.cat(found, -1) if found else variance
+    bound = tolerance * variance.detach().abs() + missed
     reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
     return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
+
+
+def too_expensive(parts: PosteriorParts, columns: int) -> str | None:
+    """Why so many exact solves are not made unless asked for; None if they are affordable."""
+    flops = parts.train.solve_flops(columns) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
+    if flops <= _AFFORDABLE or columns <= _FEW_DRAWS * settings.variance_samples.value():
+        return None
+    return f"{columns} exact ones would take {flops / 1e12:.0f} TFLOP"
 
 
 # -- low rank --------------------------------------------------------------------------------------------------------
 
 
-def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
-    """What is explained, how far that may be off, and the rank: where no solves are needed.
+def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
+    """The variances in float64, how far they may be off, and the rank: where no solves are needed.
 
     With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
     grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
@@ -112,12 +126,14 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     if found is None or basis is None:
         return None
     form, error = found
-    explained, known = _explained_by(parts, form, basis)  # in float64
-    off = error * parts.prior_variance()
+    variance, prior, left_out = _variances_by(parts, form, basis)
+    off = error * prior + _rounding(prior, form.condition * variance)
+    if bool((off > _LOST * variance).any()):
+        return None
     if parts.cells is None:
-        if _error_of_extension(parts, form, explained, known) > 0.2 * tolerance:
+        if _error_of_extension(parts, form, variance, left_out) > 0.2 * tolerance:
             return None
-        off = off + tolerance * (parts.prior_variance() - explained).abs()
+        off = off + tolerance * variance
     report = SolveReport(
         method="ignore",
         iterations=0,
@@ -131,23 +147,29 @@ def _closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
         reason=f"variances without solves: rank {form.rank} leaves eigenvalues of {error:.1e} times the noise",
     )
     report_solve(report, ADVICE["ignore"])
-    return explained.to(parts.dtype), off.to(parts.dtype), form.rank
+    return variance, off, form.rank
 
 
-def _error_of_extension(parts: PosteriorParts, form: LowRankPreconditioner, explained: Tensor, known: Tensor) -> float:
+def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
+    """Of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
+    return ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
+
+
+def _error_of_extension(
+    parts: PosteriorParts, form: LowRankPreconditioner, variance: Tensor, left_out: Tensor
+) -> float:
     """Relative to the variance, at the points of which the basis knows least: with the covariances g themselves.
 
     For weights ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to second order.
     """
-    unknown = (parts.prior_variance() - known).abs()
-    worst = unknown.topk(min(_JUDGED, parts.num_points)).indices
+    worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
     few = parts.at(worst)
-    columns = to_dense(few.cross).mT.double()
+    with wide_entries():
+        columns = to_dense(few.cross).mT.double()
     weights = form.solve(columns)
-    exact = (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
-    variance = few.prior_variance().double() - exact
-    floor = torch.finfo(torch.float64).eps * few.prior_variance().double()
-    return float(((explained[..., worst].double() - exact).abs() / variance.maximum(floor)).max())
+    exact = few.prior_variance() - (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
+    floor = torch.finfo(torch.float64).eps * few.prior_variance()
+    return float(((variance[..., worst] - exact).abs() / exact.maximum(floor)).max())
 
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
@@ -165,27 +187,31 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
             "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
         )
     prior = parts.prior_variance()
-    variance = (prior - _explained_by(parts, form, basis)[0].to(parts.dtype)).clamp_min(0.0)
+    variance = _variances_by(parts, form, basis)[0].clamp_min(0.0)
     picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
-    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())
+    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())[0]
     worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
     error = worst.expand(variance.shape)
     seconds, reason = time.perf_counter() - started, f"error judged by {len(some)} exact ones"
     return variance, VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason)
 
 
-def _explained_by(
+def _variances_by(
     parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """What the form explains of every point, and what it knows of its prior variance. shape: (*batch, Q) each"""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Posterior and prior variances, and the part of the latter that the form does not know, which data leave as it is.
+
+    In float64. shape: (*batch, Q) each
+    """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
     starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
-    found = [form.explained(basis(slice(start, start + size))) for start in starts]
-    explained, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
-    return explained, known
+    found = [form.variances(basis(slice(start, start + size))) for start in starts]
+    variance, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
+    prior = parts.prior_variance()
+    return variance + (prior - known), prior, prior - known
 
 
 def _basis(
@@ -213,8 +239,10 @@ def _basis(
     if tolerance is not None and rounding > tolerance * float(form.diagonal.min()):
         return None
     used = [values[..., columns] for values, columns in zip(eigen.values, form.columns, strict=True)]
-    sides = zip(cross.factors, form.vectors, used, strict=True)
-    tables = [factor.double() @ vectors / values.unsqueeze(-2) for factor, vectors, values in sides]
+    sides = zip(cross.factors, form.vectors, strict=True)
+    # a direction that the kernel does not have on an axis is not extended either
+    scales = [torch.where(values > 0, 1.0 / values, 0.0).unsqueeze(-2) for values in used]
+    tables = [factor.double() @ vectors * scale for (factor, vectors), scale in zip(sides, scales, strict=True)]
     if isinstance(cross, KhatriRaoOperator):
         return lambda rows: form.basis_from([table[..., rows, :] for table in tables])
     where = unravel(cross.row_index, cross.row_shape)
@@ -224,26 +252,33 @@ def _basis(
 # -- from draws ------------------------------------------------------------------------------------------------------
 
 
+def quantile_of_draws(count: int) -> float:
+    """What 95 % of estimates ``mean of z^2``, over so many draws, are within, relative to the estimate.
+
+    1.96 standard errors for many draws; more for few, since the standard error itself is estimated.
+    """
+    return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
+
+
 def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
     started, count = time.perf_counter(), settings.variance_samples.value()
     prior = parts.prior_variance()
     left, told = torch.zeros_like(prior), torch.zeros_like(prior)
     with one_report():
         for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
-            left = left + deviation.square().sum(-1) / count
-            told = told + explained.square().sum(-1) / count
+            left = left + deviation.double().square().sum(-1) / count  # squares in small units need float64
+            told = told + explained.double().square().sum(-1) / count
+    tiny = torch.finfo(torch.float64).tiny
     with torch.no_grad():
-        first = prior * left / (left + told).clamp_min(torch.finfo(prior.dtype).tiny)
-        precise, rough = first.square(), (prior - first).square()  # of the other estimate
-        share = rough / (precise + rough).clamp_min(torch.finfo(prior.dtype).tiny)
+        first = left / (left + told).clamp_min(tiny)  # of the prior
+        share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
     variance = share * left + (1.0 - share) * (prior - told)
     variance = variance.clamp_min(0.0).minimum(prior)
     known, rest = variance.detach(), (prior - variance).detach()
-    spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(torch.finfo(prior.dtype).tiny)
-    # 1.96 for many draws; more for few, since the spread itself is estimated
-    error = (2.0 + 14.0 / count) * math.sqrt(2.0 / count) * spread
+    spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
+    error = quantile_of_draws(count) * spread
     if reason != "asked for":
-        share_off = float((error / known.clamp_min(torch.finfo(prior.dtype).tiny)).median())
+        share_off = float((error / known.clamp_min(tiny)).median())
         warnings.warn(
             f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
             "Try: settings.variance_method('exact') at fewer points, more variance_samples, or "

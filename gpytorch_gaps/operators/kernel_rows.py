@@ -10,7 +10,8 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.functions.wide_covariance import wide_covariance
+from gpytorch_gaps.precision import full_float32, rounded
 
 
 class KernelRowsOperator(LinearOperator):
@@ -58,7 +59,13 @@ class KernelRowsOperator(LinearOperator):
         size = int(max(1, settings.prediction_memory.value() // (32 * self.shape[:-2].numel() * self.width)))
         for start in range(0, max(1, self.x1.size(-2)), size):
             rows = slice(start, start + size)
-            yield rows, Module.__call__(self.kernel, self.x1[..., rows, :], self.x2, **self.params)
+            yield rows, self._part(self.x1[..., rows, :])
+
+    def _part(self, x: Tensor) -> Tensor | LinearOperator:
+        """As structured as a grid makes it, else dense: in float32, the entries of float64, rounded."""
+        if hasattr(self.kernel, "grid") or x.dtype != torch.float32:
+            return Module.__call__(self.kernel, x, self.x2, **self.params)
+        return rounded(wide_covariance(self.kernel, x, self.x2, taken=True, **self.params), x.dtype)
 
     @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:

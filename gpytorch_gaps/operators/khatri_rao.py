@@ -11,7 +11,7 @@ from torch import Tensor
 from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
 from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.precision import full_float32, rounded
 
 
 class KhatriRaoOperator(KroneckerFactorsOperator):
@@ -23,10 +23,16 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
     :param col_index: flat cells, last axis fastest, shape (N,).
     :param transposed: whether this is the N x Q transpose.
     :param points: the Q points, where it matters which they are. shape (Q, D).
+    :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
     """
 
     def __init__(
-        self, *factors: Tensor, col_index: Tensor, transposed: bool = False, points: Tensor | None = None
+        self,
+        *factors: Tensor,
+        col_index: Tensor,
+        transposed: bool = False,
+        points: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         check_factors("KhatriRaoOperator", factors, square=False)
         for axis, factor in enumerate(factors):
@@ -38,7 +44,8 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         self.col_shape = tuple(factor.size(-1) for factor in factors)
         check_index("KhatriRaoOperator", "col_index", col_index, self.col_shape, factors[0].device)
         self.col_index, self.transposed, self.points = col_index, transposed, points
-        super().__init__(*factors, col_index=col_index, transposed=transposed, points=points)
+        kind: dict[str, Any] = {"transposed": transposed, "points": points, "out_dtype": out_dtype}
+        super().__init__(*factors, col_index=col_index, **kind)
 
     @property
     def row_points(self) -> Tensor | None:
@@ -57,10 +64,10 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         if self.transposed:
-            result = select_cells(khatri_rao_t_matmul(self.factors, columns), self.col_index)
+            result = select_cells(khatri_rao_t_matmul(self._factors_for(rhs), columns), self.col_index)
         else:
             grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
-            result = khatri_rao_matmul(self.factors, grid)
+            result = khatri_rao_matmul(self._factors_for(rhs), grid)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     def _transpose_nonbatch(self) -> "KhatriRaoOperator":
@@ -73,7 +80,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
             self._expanded().factors, unravel(self.col_index[cells], self.col_shape), strict=True
         ):
             value = value * factor[(*batch_indices, points, column)]
-        return value
+        return rounded(value, self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """Some of the points against some of the cells are of the same kind."""
@@ -83,7 +90,8 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         points, cells = (col_index, row_index) if self.transposed else (row_index, col_index)
         factors = (factor[..., points, :] for factor in self._index_batch(batch_indices).factors)
         kept = None if self.points is None else self.points[points]
-        return KhatriRaoOperator(*factors, col_index=self.col_index[cells], transposed=self.transposed, points=kept)
+        kind = {**self._kwargs, "col_index": self.col_index[cells], "points": kept}
+        return KhatriRaoOperator(*factors, **kind)
 
     def _mul_constant(self, other: float | Tensor) -> "KhatriRaoOperator":
         """A constant goes into the first factor."""
@@ -94,4 +102,4 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         value: Any = 1.0
         for factor, column in zip(self.factors, unravel(self.col_index, self.col_shape), strict=True):
             value = value * factor[..., column]
-        return (value.mT if self.transposed else value).expand(self.shape)
+        return rounded(value.mT if self.transposed else value, self.dtype).expand(self.shape)

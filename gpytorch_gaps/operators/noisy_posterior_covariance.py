@@ -30,10 +30,7 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
     def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """shape: (num_samples, *batch, Q)"""
         posterior: PosteriorCovarianceOperator = self._linear_op
-        function = posterior.zero_mean_mvn_samples(num_samples, generator)
-        kind = function.dtype, function.device
-        normals = torch.randn(function.shape, generator=generator, dtype=kind[0], device=kind[1])
-        return function + self._diag_tensor._diagonal().sqrt() * normals
+        return posterior.zero_mean_mvn_samples(num_samples, generator, noise=self._diag_tensor._diagonal())
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """By Cholesky, whatever the size."""

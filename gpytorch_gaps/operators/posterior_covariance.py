@@ -11,11 +11,14 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.functions.kernel_root import directions, kernel_root
+from gpytorch_gaps.operators._joint_draws import normal_columns
 from gpytorch_gaps.operators._pathwise import pathwise_draws
 from gpytorch_gaps.operators._posterior_parts import PosteriorParts, PredictionPoints
 from gpytorch_gaps.operators._variance import variance_in_force
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import one_report
+
+_FEW_POINTS = 8  # a solve for each of so few points is no more than a draw may cost
 
 
 class PosteriorCovarianceOperator(LinearOperator):
@@ -109,7 +112,7 @@ class PosteriorCovarianceOperator(LinearOperator):
             if parts.num_points > parts.columns_at_once() and not parts.differentiated:
                 return prior - parts.all_explained()
             columns = to_dense(parts.cross).mT
-            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach()).to(self.dtype)
+            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach())[0].to(self.dtype)
             # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
             half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
             return prior - (half + half.mT)
@@ -117,25 +120,27 @@ class PosteriorCovarianceOperator(LinearOperator):
     # -- draws -------------------------------------------------------------------------------------------------------
 
     @full_float32()
-    def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+    def zero_mean_mvn_samples(
+        self, num_samples: int, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> Tensor:
         """Exact draws, reparametrized: by conditioning draws of the prior or, of a few points, by a dense root.
 
-        shape: (num_samples, *batch, Q)
+        Which of the two depends on the points alone: the first of many draws are those of a few.
+
+        :param noise: variances of noise to add, shape (*batch, Q).
+        :return: shape (num_samples, *batch, Q).
         """
         with self.snapshot.restored():
-            if self._dense_is_cheaper(num_samples):
+            if 0 < self.size(-1) <= _FEW_POINTS:
                 root = self._dense_root().to(self.dtype)
-                shape = (num_samples, *self.shape[:-1], 1)
-                normals = torch.randn(*shape, dtype=self.dtype, device=self.device, generator=generator)
-                return (root @ (directions(root).mT @ normals)).squeeze(-1)
-            with one_report():
-                draws = [deviation for deviation, _ in pathwise_draws(self.parts, num_samples, generator)]
-        return torch.cat(draws, -1).movedim(-1, 0)
-
-    def _dense_is_cheaper(self, num_samples: int) -> bool:
-        """A solve a point, not a draw; and a root of the covariance of these points."""
-        points = self.size(-1)
-        return 0 < points <= num_samples and 40 * points**2 <= settings.prediction_memory.value()
+                normals, white = normal_columns([self.size(-1)] * 2, num_samples, self, generator)
+                draws = root @ (directions(root).mT @ normals)
+                draws = draws if noise is None else draws + noise.sqrt().unsqueeze(-1) * white
+            else:
+                with one_report():
+                    pieces = pathwise_draws(self.parts, num_samples, generator, noise=noise)
+                    draws = torch.cat([deviation for deviation, _ in pieces], -1)
+        return draws.movedim(-1, 0)
 
     @cached(name="dense_root")
     def _dense_root(self) -> Tensor:

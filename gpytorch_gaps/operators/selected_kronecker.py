@@ -20,7 +20,7 @@ from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
 from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.precision import full_float32, rounded
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.threads import Work, sized
 
@@ -37,6 +37,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     :param memo: what solves with this operator remember; rides along when the operator is rebuilt.
     :param row_points: the points that the rows belong to, where it matters which they are. shape (N, D).
     :param col_points: likewise, of the columns.
+    :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
 
     Cost of a product: sum_i q_i times the grid, and one visit to each row and column.
     """
@@ -49,6 +50,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         memo: Memo | None = None,
         row_points: Tensor | None = None,
         col_points: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         check_factors("SelectedKroneckerOperator", factors, square=False)
         device = factors[0].device
@@ -64,8 +66,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         check_index("SelectedKroneckerOperator", "col_index", col_index, self.col_shape, device)
         self.row_index, self.col_index, self.memo = row_index, col_index, memo or Memo()
         self.row_points, self.col_points = row_points, col_points
-        points = {"row_points": row_points, "col_points": col_points}
-        super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo, **points)
+        kind: dict[str, Any] = {"row_points": row_points, "col_points": col_points, "out_dtype": out_dtype}
+        super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo, **kind)
 
     def _size(self) -> torch.Size:
         return torch.Size((*self._factor_batch_shape(), len(self.row_index), len(self.col_index)))
@@ -86,7 +88,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
-        result = select_cells(kron_matmul(self.factors, grid), self.row_index)
+        result = select_cells(kron_matmul(self._factors_for(rhs), grid), self.row_index)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     def shared_eigen(self) -> dict[str, KroneckerEigen]:
@@ -103,7 +105,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             return super()._bilinear_derivative(left_vecs, right_vecs)
         cells = math.prod(self.row_shape)
         left, right = (spread_cells(vectors, self.row_index, cells) for vectors in (left_vecs, right_vecs))
-        gradients = thin_bilinear_gradient([root.to(self.dtype) for root in eigen.roots], left, right)
+        gradients = thin_bilinear_gradient([root.to(left.dtype) for root in eigen.roots], left, right)
         fitting = [gradient.sum_to_size(factor.shape) for gradient, factor in zip(gradients, self.factors, strict=True)]
         return *fitting, *(None for _ in self.representation()[len(fitting) :])
 
@@ -116,6 +118,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             memo=self.memo,
             row_points=self.col_points,
             col_points=self.row_points,
+            out_dtype=self._kwargs["out_dtype"],
         )
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
@@ -125,11 +128,12 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         value = self.factors[0].new_ones(())
         for factor, row, col in zip(self._expanded().factors, rows, cols, strict=True):
             value = value * factor[(*batch_indices, row, col)]
-        return value
+        return rounded(value, self.dtype)
 
     def _diagonal(self) -> Tensor:
         rows, cols = unravel(self.row_index, self.row_shape), unravel(self.col_index, self.col_shape)
-        return kron_entries(self.factors, rows, cols).expand(*self.batch_shape, len(self.row_index))
+        diagonal = kron_entries(self.factors, rows, cols).expand(*self.batch_shape, len(self.row_index))
+        return rounded(diagonal, self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """A part of a selection is a selection."""
@@ -145,10 +149,11 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             col_index=self.col_index[col_index],
             row_points=None if self.row_points is None else self.row_points[row_index],
             col_points=None if self.col_points is None else self.col_points[col_index],
+            out_dtype=self._kwargs["out_dtype"],
         )
 
     def to_dense(self) -> Tensor:
-        return kron_block(self.factors, self.row_index, self.col_index).expand(self.shape)
+        return rounded(kron_block(self.factors, self.row_index, self.col_index), self.dtype).expand(self.shape)
 
     def _mul_constant(self, other: float | Tensor) -> "SelectedKroneckerOperator":
         """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""

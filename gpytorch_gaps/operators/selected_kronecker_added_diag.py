@@ -106,13 +106,15 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         if isinstance(diag, SelectedKroneckerDiagOperator):
             tensors = (*self.factors, index, *diag.axis_noise)
             return self._linear_op.memo.get(
-                "product", tensors, lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise)
+                "product",
+                tensors,
+                lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
         noise = self._noise_tensor()
         return self._linear_op.memo.get(
             "system",
             (*self.factors, index, noise),
-            lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen()),
+            lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen(), dtype=self.dtype),
         )
 
     def _noise_tensor(self) -> Tensor:
@@ -161,7 +163,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         limit = min(_LOW_RANK_LIMIT, system.num_train)
         # variances may be as far below the noise as the noise is below the prior
         prior = math.prod(float(factor.diagonal(dim1=-2, dim2=-1).amax()) for factor in system.factors())
-        rank = system.rank_to(level * tolerance * noise * min(1.0, noise / prior), limit)
+        rank = system.rank_to(level * tolerance * noise * noise / max(noise, prior), limit)
         if not rank:
             return None
         solves = best_rank(system, num_rhs, tolerance).flops

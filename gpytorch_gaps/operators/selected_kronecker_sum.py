@@ -27,7 +27,7 @@ from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._sum_solve import solve_sum
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.precision import full_float32, wide_entries
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.choose import planned_columns
@@ -155,7 +155,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         index = terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device)
         return SumSystem(
             (lambda x: sum(op._matmul(x) for op in wide)) if wide else None,
-            _wide(self).to_dense,
+            lambda: sum(_wide(op).to_dense() for op in (*kernel.linear_ops, self._diag_tensor)),
             [KroneckerTerm(op.factors, op.shared_eigen()) for op in terms],
             index,
             None if root is None else root.detach().double(),
@@ -234,7 +234,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
         tolerance = settings.tolerance_in_force()
         # variances may be as far below the noise as the noise is below the prior
         prior, noise = float(self._linear_op._diagonal().max()), float(self._noise_diagonal().min())
-        found = self._system().low_rank_plan(level * tolerance * min(1.0, noise / prior)) if free else None
+        found = self._system().low_rank_plan(level * tolerance * noise / max(noise, prior)) if free else None
         if found is None:
             return None
         plan, _ = found
@@ -272,12 +272,16 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     @full_float32()
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
-        matrix = self._linear_op.to_dense().double() + torch.diag_embed(self._noise_diagonal().double())
+        with wide_entries():
+            terms = [to_dense(op).double() for op in self._linear_op.linear_ops]
+        matrix = torch.stack(terms).sum(0) + torch.diag_embed(self._noise_diagonal().double())
         value = dense_logdet(matrix, self._system().cholesky).to(self.dtype)
         return value, LogdetReport("exact", value.detach(), torch.zeros((), device=self.device), 0, 0, "data side")
 
 
 def _wide(op: LinearOperator) -> LinearOperator:
     """In float64 and detached."""
+    if isinstance(op, SelectedKroneckerOperator):
+        return op._wide()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
     return op.representation_tree()(*tensors)

@@ -212,17 +212,22 @@ class LowRankPreconditioner:
             low_rank = low_rank + self.root @ (self.root.mT @ wide)
         return (low_rank + self.diagonal.unsqueeze(-1) * wide).to(x.dtype)
 
-    def explained(self, basis: Tensor) -> tuple[Tensor, Tensor]:
-        """``diag(H F' P^-1 F H')`` with ``H = Φ C``, Φ the basis at any points: what P explains there.
+    def variances(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior and prior variances of ``Φ B z``, z standard normal, Φ the basis at any points.
 
-        With ``Φ B = H B^-1`` it is ``|Φ B|^2 - |Φ B (I + B G B)^-1/2|^2``, row by row, the first of which, the prior
-        variance that the basis knows of, is returned too. Without R. shape: (*batch, q) each
+        With P as the covariance of the data they are ``|Φ B (I + B G B)^-1/2|^2`` and ``|Φ B|^2``, row by row: no
+        difference of the two is taken. Without R. shape: (*batch, q) each
         """
         assert self.root is None
         scaled = basis * self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-2)
         left = torch.linalg.solve_triangular(self._cholesky, scaled.mT, upper=False)
-        known = scaled.square().sum(-1)
-        return known - left.square().sum(-2), known
+        return left.square().sum(-2), scaled.square().sum(-1)
+
+    @property
+    def condition(self) -> float:
+        """A bound on the condition number of ``I + B G B``, whose rounding moves variances by eps times as much."""
+        largest = float(self.coefficients.amax() / self.diagonal.amin()) if self._leading else 0.0
+        return 1.0 + largest
 
     def basis_at(self, cells: Tensor) -> Tensor:
         """Φ: the eigenvectors at any cells of the grid. shape: (*batch, q, p)"""

@@ -53,6 +53,7 @@ class GapSystem:
     :param noise: D, shape (*batch, 1) or (*batch, N).
     :param axis_noise: instead of `noise`, a vector (*batch, m_i) for every axis whose product is the noise of a cell.
     :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
+    :param dtype: precision of the model; default: of the factors.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class GapSystem:
         noise: Tensor | None = None,
         axis_noise: Sequence[Tensor] | None = None,
         shared: dict[str, KroneckerEigen] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         factors = [factor.detach() for factor in factors]
-        self.dtype = factors[0].dtype
+        self.dtype = dtype or factors[0].dtype
         self.shape = tuple(factor.size(-1) for factor in factors)
         self.num_cells = math.prod(self.shape)
         self.train_index = train_index

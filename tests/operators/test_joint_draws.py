@@ -1,5 +1,6 @@
 """Terms of a covariance and how they are drawn: which structure is used, and when it must not be."""
 
+import pytest
 import torch
 from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator, RootLinearOperator
 
@@ -7,17 +8,18 @@ from gpytorch_gaps.operators._joint_draws import _Dense, _LowRank, _term
 from tests import _dense as dense
 
 
-def low_rank(turn):
+def low_rank(turn, unit=1.0):
     """Features of 5 test points and 7 observations; the root of the observations turned, or not."""
-    test, train = dense.randn(5, 3, seed=0), dense.randn(7, 3, seed=1)
+    test, train = unit * dense.randn(5, 3, seed=0), unit * dense.randn(7, 3, seed=1)
     rotation = torch.linalg.qr(dense.randn(3, 3, seed=2)).Q if turn else torch.eye(3, dtype=torch.float64)
     return RootLinearOperator(test), MatmulLinearOperator(test, train.mT), RootLinearOperator(train @ rotation)
 
 
-def test_a_root_is_shared_only_by_the_same_features():
+@pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])
+def test_a_root_is_shared_only_by_the_same_features(unit):
     """Turned by any rotation it is a root of the same covariance, and says nothing about the other points."""
-    assert isinstance(_term(*low_rank(turn=False), None), _LowRank)
-    assert isinstance(_term(*low_rank(turn=True), None), _Dense)
+    assert isinstance(_term(*low_rank(turn=False, unit=unit), None), _LowRank)
+    assert isinstance(_term(*low_rank(turn=True, unit=unit), None), _Dense)
 
 
 def test_draws_of_both():
