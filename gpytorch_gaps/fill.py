@@ -26,6 +26,8 @@ from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.streamed import fill_streamed
 from gpytorch_gaps.filling.trend import label_scales
 
+_ROUNDING = 4 * np.finfo(np.float64).eps  # of values: what differs by less is equal
+
 
 @dataclass(frozen=True, eq=False)
 class Filled:
@@ -38,7 +40,8 @@ class Filled:
     """What came, of the same kind, its gaps filled; observed values are untouched, unless smoothing was asked for."""
     std: Any
     """How far off the mean may be: the standard deviation of a measurement in a gap, 0 where there is one. If smooth,
-    that of the field without its noise, everywhere. None where it was not asked for, or values were streamed."""
+    that of the field without its noise, everywhere. NaN where it cannot be known: if there is one observation, or all
+    are equal. Wider than the model's own below 30 observations. None if not asked for, or if values were streamed."""
     gaps: Any
     """Which cells were gaps."""
     model: Any
@@ -129,9 +132,10 @@ def _fill(kind: Kind, options: Options) -> Filled:
     _refuse_all_gaps(numbers)
     nothing = _nothing_to_learn(numbers, gaps, options)
     if nothing is not None:
-        std = kind.like(np.zeros_like(numbers)) if options.std else None
+        unknown = np.where(gaps | options.smooth, np.nan, 0.0)
         flat = np.where(gaps, numbers[~gaps].flat[0], numbers)
         report = FillReport(numbers.shape, int(gaps.sum()), tuple(map(str, kind.axes)), notes=(nothing,))
+        std = kind.like(unknown) if options.std else None
         return Filled(kind.filled(flat, gaps, smooth=False), std, kind.like(gaps), None, report)
     mean, deviation, model, report = fill_in_memory(numbers, kind.axes, options, _device(kind))
     std = None if deviation is None else kind.like(deviation)
@@ -142,10 +146,11 @@ def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, options: Options) -
     if not gaps.any() and not options.smooth:
         return "there are no gaps: nothing was done"
     known = numbers[~gaps]
+    unknown = "No uncertainty estimate is available: std is NaN there."
     if len(known) == 1:
-        return "there is one observation: its value went everywhere, and nothing is known of how far off that is"
-    if np.ptp(known) == 0:
-        return "all observations are equal: their value went everywhere, and nothing is known of how far off that is"
+        return f"Only one observation: all gaps were set to its value. {unknown}"
+    if np.ptp(known) <= _ROUNDING * np.abs(known).max():
+        return f"All observations are equal: all gaps were set to their value. {unknown}"
     return None
 
 

@@ -89,24 +89,28 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
             raise ValueError("score: truth: got no value but NaN, expected at least one")
         if bool(values[known].isinf().any()):
             raise ValueError("score: truth: got infinite values, expected finite ones, and NaN where there is none")
-        error, deviation = (values - mean)[known], posterior.stddev.double()[known]
-        normal = torch.distributions.Normal(torch.zeros_like(error), 1.0)
-        z = error / deviation
-        density, below = normal.log_prob(z).exp(), normal.cdf(z)
-        # of a normal distribution, in closed form
-        crps = deviation * (z * (2.0 * below - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
-        half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
-        missed = (error.abs() - half).clamp_min(0.0)
-        return Score(
-            rmse=float(error.square().mean().sqrt()),
-            mae=float(error.abs().mean()),
-            crps=float(crps.mean()),
-            nlpd=float((0.5 * z.square() + deviation.log() + 0.5 * math.log(2.0 * math.pi)).mean()),
-            interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
-            coverage=float((missed == 0).double().mean()),
-            count=int(known.sum()),
-            level=float(level),
-        )
+        return score_errors((values - mean)[known], posterior.stddev.double()[known], level)
+
+
+def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score:
+    """Scores of normal predictions, by how far they were off and the standard deviations that they stated."""
+    normal = torch.distributions.Normal(torch.zeros_like(error), 1.0)
+    z = error / deviation
+    density, below = normal.log_prob(z).exp(), normal.cdf(z)
+    # of a normal distribution, in closed form
+    crps = deviation * (z * (2.0 * below - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+    half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+    missed = (error.abs() - half).clamp_min(0.0)
+    return Score(
+        rmse=float(error.square().mean().sqrt()),
+        mae=float(error.abs().mean()),
+        crps=float(crps.mean()),
+        nlpd=float((0.5 * z.square() + deviation.log() + 0.5 * math.log(2.0 * math.pi)).mean()),
+        interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
+        coverage=float((missed == 0).double().mean()),
+        count=error.numel(),
+        level=float(level),
+    )
 
 
 def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:

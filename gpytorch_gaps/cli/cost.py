@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gpytorch_gaps.filling import check
+from gpytorch_gaps.filling import withhold
 from gpytorch_gaps.filling.learn import SHORT
 from gpytorch_gaps.solvers.rates import Rates, rates_of
 
@@ -42,7 +42,7 @@ def fill_seconds(
     rates = rates_of(torch.device("cpu"), torch.float64)
     cells = math.prod(shape)
     found = {"training": _training(rates, windows, steps)}
-    part = min(cells, check.LARGEST)
+    part = min(cells, withhold.LARGEST)
     share = observed / max(cells, 1)
     sides = [min(size, part ** (1 / len(shape))) for size in shape]
     one = _solve(rates, sides, share * part)
