@@ -39,7 +39,7 @@ COVERAGE = (0.85, 0.99)
 """Between these, the share of withheld observations inside 95 % intervals is as it should be."""
 
 _NORMAL = 1.959964  # of a normal variable, 95 % are within so many standard deviations
-_CHANCE = 0.05  # probability below which a coverage outside is not taken for chance
+_CHANCE = 0.01  # probability below which a coverage outside is not taken for chance
 _TRUST = 10.0  # v0
 _DRAWS, _CHEAP_DRAWS = 8, 64  # of errors, by which degrees of freedom are counted
 _GAPS = 500  # that are looked at, where standard deviations are not asked for

@@ -1,6 +1,7 @@
 """Filling what is too large for a model in memory, or read piece by piece: kernels from windows, then `reconstruct`.
 
-The kernel is a single product here, and a squared exponential where a rougher one, which needs all of its eigenvectors,
+The held-out check runs `reconstruct` as well, on the grid without what is withheld, or a part of it. The kernel is a
+single product here, and a squared exponential where a rougher one, which needs all of its eigenvectors,
 would not fit in memory. Its short length-scales are held up, from doubling to doubling, until those that it needs do.
 """
 
@@ -24,10 +25,12 @@ from gpytorch_gaps.filling.windows import Reader
 from gpytorch_gaps.filling.withhold import Withheld, choose_part, region_around, withhold
 from gpytorch_gaps.reconstruct import Reconstruction, reconstruct
 
+CHECKED = 30_000_000
+"""Cells of the reconstruction that is checked: of a larger grid, a part."""
+
 _VECTORS = 10  # of the size of the weights, that a solve holds
 _FIRST_FLOOR = 1.0  # cells: no restriction yet
 _TABLE = 2048  # places of an axis by which its eigenvalues are judged: of a longer one, every so many
-_CHECKED = 30_000_000  # cells of the reconstruction that is checked: of a larger grid, a part
 _SLAB = 2**24  # cells of it that are read at a time
 _COARSER = 10.0  # than the tolerance, of weights: eigenvalues below this share of the noise are left out
 
@@ -93,7 +96,7 @@ def _check(
     prepared: Prepared, options: Options,
 ) -> Check:  # fmt: skip
     """Withheld observations as `reconstruct` predicts them, beside the variances of a model of the part in memory."""
-    region = region_around(positions, kind.shape, _CHECKED)
+    region = region_around(positions, kind.shape, CHECKED)
     left = _without(read, positions, withheld.hidden)
     step = max(1, _SLAB // math.prod(map(len, region[1:])))
     slabs = (left([region[0][at : at + step], *region[1:]]) for at in range(0, len(region[0]), step))
