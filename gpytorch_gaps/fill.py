@@ -75,8 +75,8 @@ def fill_gaps(
     Kernels are chosen and trained on some windows of the grid: a Matern of the right roughness along each axis, or a
     sum of several scales; periodic ones for years and days; free covariances for labels. Some observations, as far
     from the others as the gaps are, are withheld to tell what the result is worth: ``result.report.expected_rmse`` and
-    ``result.report.held_out``. If 95 % intervals cover less than 85 % or more than 99 % of them, beyond chance, there is
-    a :class:`CalibrationWarning`. The mean and its standard deviations are then those of the exact process, given all
+    ``result.report.held_out``. A :class:`CalibrationWarning` says where 95 % intervals cover less than 85 or more than
+    99 % of them, beyond chance. The mean and its standard deviations are then those of the exact process, given all
     observations; below 30 observations, standard deviations are widened by what is unknown of the hyperparameters.
 
     :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, an xarray DataArray or

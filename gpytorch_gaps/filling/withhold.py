@@ -110,24 +110,29 @@ def _proposals(gaps: np.ndarray, wanted: int, generator: np.random.Generator) ->
     yield _some_of(~gaps, wanted, generator)
     if not gaps.any():
         return
-    labels, _ = ndimage.label(gaps)
+    labels, count = ndimage.label(gaps)
     pieces = ndimage.find_objects(labels)
-    for _ in range(_PROPOSALS):
-        yield _copies(gaps, labels, pieces, wanted, generator)
+    sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
+    for number in range(_PROPOSALS):
+        order = generator.permutation(count)
+        if number % 2 == 0:  # among many small ones, chance would hardly ever take the largest
+            order = np.concatenate([[sizes.argmax()], order])
+        enough = wanted + (int(sizes.max()) if number % 2 == 0 and count > 1 else 0)
+        yield _copies(gaps, labels, pieces, order, enough, generator)
     for _ in range(_PROPOSALS):
         shifts = [int(generator.integers(0, size)) for size in gaps.shape]
         yield _nearest(np.roll(gaps, shifts, axis=range(gaps.ndim)) & ~gaps, wanted, generator)
 
 
 def _copies(
-    gaps: np.ndarray, labels: np.ndarray, pieces: Sequence[tuple[slice, ...]], wanted: int,
+    gaps: np.ndarray, labels: np.ndarray, pieces: Sequence[tuple[slice, ...]], order: np.ndarray, wanted: int,
     generator: np.random.Generator,
 ) -> np.ndarray:  # fmt: skip
     """Pieces of the gaps, whole, at other places, until they cover enough observations."""
     hidden = np.zeros_like(gaps)
     covered = 0
     for _ in range(1 + wanted // max(1, int(gaps.sum()))):
-        for number in generator.permutation(len(pieces)):
+        for number in order:
             if covered >= wanted:
                 return hidden
             box = pieces[number]
