@@ -57,14 +57,16 @@ def prepare(
     given = options.kernels_of(axes)
     asked = options.periods_of(axes)
     found = cycles_of(part, list(axes)) if whole else [[] for _ in axes]
-    periods = [seen if own is None else own for own, seen in zip(asked, found, strict=True)]
+    periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
     at, values = sample_of(part, generator)
-    at = at + (0 if corner is None else np.asarray(corner))
     if whole:
         mean = fit_mean(axes, at, values, trend=options.trend and not one_term)
     else:
-        positions = np.concatenate([_positions(w.positions, w.cells.numpy()) for w in windows])
-        mean = fit_mean(axes, positions, np.concatenate([w.values.numpy() for w in windows]), trend=False)
+        places = np.concatenate([_positions(w.positions, w.cells.numpy()) for w in windows])
+        seen = np.concatenate([w.values.numpy() for w in windows])
+        mean = fit_mean(axes, places, seen, trend=False)
+        at = np.concatenate([at + (0 if corner is None else np.asarray(corner)), places])
+        values = np.concatenate([values, seen])
     squares = _squares(_residuals(axes, mean, at, values), _ROUNDING * float(np.abs(values).max()))
     spread = float(squares.mean())
     if not few and _variance_of(windows, axes, mean) < _SEEN * spread:
