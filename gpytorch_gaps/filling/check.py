@@ -40,7 +40,7 @@ COVERAGE = (0.85, 0.99)
 
 _NORMAL = 1.959964  # of a normal variable, 95 % are within so many standard deviations
 _CHANCE = 0.01  # probability below which a coverage outside is not taken for chance
-_TRUST = 10.0  # v0
+_TRUST = 15.0  # v0
 _DRAWS, _CHEAP_DRAWS = 8, 64  # of errors, by which degrees of freedom are counted
 _GAPS = 500  # that are looked at, where standard deviations are not asked for
 _NEARER = 0.8  # of the error expected in the gaps: where withheld cells have less, they are not like them
