@@ -14,6 +14,7 @@ from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.reconstruct import Reconstruction, ReconstructionReport, reconstruct
 from gpytorch_gaps.reports import (
     ApproximateVarianceWarning,
+    CalibrationWarning,
     LogdetReport,
     NotConvergedWarning,
     SolveReport,
@@ -31,6 +32,7 @@ register()
 
 __all__ = [
     "ApproximateVarianceWarning",
+    "CalibrationWarning",
     "CartesianGrid",
     "FillReport",
     "Filled",

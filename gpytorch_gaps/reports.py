@@ -22,6 +22,10 @@ class ApproximateVarianceWarning(NumericalWarning):
     """Variances are estimated because exact ones would take too long; the message says how well, and what to try."""
 
 
+class CalibrationWarning(NumericalWarning):
+    """Error bars do not cover what they should of withheld observations; the message says by how much, what to try."""
+
+
 class NotConvergedWarning(NumericalWarning):
     """A solve ended above its tolerance; the message holds the residual reached and what to try."""
 

@@ -92,24 +92,28 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
             raise ValueError("score: truth: got infinite values, expected finite ones, and NaN where there is none")
         with gpytorch.settings.min_variance(0.0, 0.0, 0.0):  # a floor of 1e-10 would depend on the units of the data
             deviation = posterior.stddev.double()[known]
-        error = (values - mean)[known]
-        z = torch.where(error == 0, 0.0, error / deviation)
-        density, below = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi), torch.special.ndtr(z)
-        # of a normal distribution, in closed form; |error| where the deviation is zero
-        crps = error * (2.0 * below - 1.0) + deviation * (2.0 * density - 1.0 / math.sqrt(math.pi))
-        surprise = 0.5 * z.square() + torch.where(z.isinf(), 0.0, deviation.log()) + 0.5 * math.log(2.0 * math.pi)
-        half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
-        missed = (error.abs() - half).clamp_min(0.0)
-        return Score(
-            rmse=float(error.square().mean().sqrt()),
-            mae=float(error.abs().mean()),
-            crps=float(crps.mean()),
-            nlpd=float(surprise.mean()),
-            interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
-            coverage=float((missed == 0).double().mean()),
-            count=int(known.sum()),
-            level=float(level),
-        )
+        return score_errors((values - mean)[known], deviation, level)
+
+
+def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score:
+    """Scores of normal predictions, by how far they were off and the standard deviations that they stated."""
+    z = torch.where(error == 0, 0.0, error / deviation)
+    density, below = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi), torch.special.ndtr(z)
+    # of a normal distribution, in closed form; |error| where the deviation is zero
+    crps = error * (2.0 * below - 1.0) + deviation * (2.0 * density - 1.0 / math.sqrt(math.pi))
+    surprise = 0.5 * z.square() + torch.where(z.isinf(), 0.0, deviation.log()) + 0.5 * math.log(2.0 * math.pi)
+    half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+    missed = (error.abs() - half).clamp_min(0.0)
+    return Score(
+        rmse=float(error.square().mean().sqrt()),
+        mae=float(error.abs().mean()),
+        crps=float(crps.mean()),
+        nlpd=float(surprise.mean()),
+        interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
+        coverage=float((missed == 0).double().mean()),
+        count=error.numel(),
+        level=float(level),
+    )
 
 
 def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:

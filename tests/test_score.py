@@ -466,7 +466,7 @@ def test_left_out_from_samples(nu, length, noise, clouds, samples, max_cholesky)
     assert 0.9 <= float(covered.double().mean()) <= 0.995
     stated = report.error / posterior.variance * (y - posterior.mean).abs()
     # a relative error of the variance is one of the distance to y; the solve for y has an error of its own
-    covered = (posterior.mean - mean).abs() <= stated + solves[0].error_in_std * variance.sqrt()
+    covered = (posterior.mean - mean).abs() <= stated + 1e-5 * variance.sqrt()
     assert 0.9 <= float(covered.double().mean()) <= 0.995
     assert float(((posterior.mean - mean) / variance.sqrt()).abs().max()) <= 0.5
     rmse, expected = ((value - y).square().mean().sqrt() for value in (posterior.mean, mean))

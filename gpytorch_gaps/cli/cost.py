@@ -2,7 +2,7 @@
 
     training   (candidates x short runs x 3 + steps x windows)  Cholesky factors and their gradients of N observations
     mean       iterations x terms x two products with the kernel, 2 M Σ m_i FLOPs each; or one dense factor, N^3 / 3
-    check      four solves of a part of the grid: a mean, and draws together, which share products
+    check      four solves of a part of the grid: a mean, and draws together, which share products; a streamed one again
     std        a solve for each gap, if that is 5e11 FLOPs at most; else seven of the mean, for 64 draws together
     streamed   ten sweeps over the grid of 4 M r FLOPs, and reading it once
 
@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
-from gpytorch_gaps.filling import check
+from gpytorch_gaps.filling import withhold
 from gpytorch_gaps.filling.learn import SHORT
+from gpytorch_gaps.filling.streamed import CHECKED
 from gpytorch_gaps.solvers.rates import Rates, rates_of
 
 _CANDIDATES = 8
@@ -42,13 +43,14 @@ def fill_seconds(
     rates = rates_of(torch.device("cpu"), torch.float64)
     cells = math.prod(shape)
     found = {"training": _training(rates, windows, steps)}
-    part = min(cells, check.LARGEST)
+    part = min(cells, withhold.LARGEST)
     share = observed / max(cells, 1)
     sides = [min(size, part ** (1 / len(shape))) for size in shape]
     one = _solve(rates, sides, share * part)
     found["held-out check"] = one if share * part <= _DENSE else _CHECK * one
     if streamed:
         found["mean"] = rates.seconds(_SWEEPS * 4 * cells * _RANK, 64.0 * cells)
+        found["held-out check"] += found["mean"] * min(1.0, CHECKED / cells)
         return found
     found["mean"] = mean = _solve(rates, shape, observed)
     one_by_one = (cells - observed) * _ITERATIONS * _TERMS * 2 * 2 * cells * sum(shape)  # FLOPs

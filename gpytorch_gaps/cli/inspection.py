@@ -10,12 +10,12 @@ from gpytorch_gaps.cli.cost import fill_seconds
 from gpytorch_gaps.cli.gap_sizes import GapSizes, gap_sizes
 from gpytorch_gaps.cli.inputs import is_streamed
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.check import choose_part
 from gpytorch_gaps.filling.cycles import cycles_of
 from gpytorch_gaps.filling.kinds import Kind
 from gpytorch_gaps.filling.prepare import WINDOWS
 from gpytorch_gaps.filling.streamed import reader_of
 from gpytorch_gaps.filling.windows import OBSERVATIONS, choose_windows
+from gpytorch_gaps.filling.withhold import choose_part
 from gpytorch_gaps.formats.values import is_gap, slabs
 
 LARGEST = 20_000_000

@@ -38,6 +38,8 @@ def _of_one(report: FillReport) -> list[str]:
         lines.append(_line("method", f"{solve.method}, {done}"))
     if report.held_out is not None:
         lines.append(_line("check", f"{report.expected_error}; {report.held_out.count:,} cells were withheld"))
+    elif report.expected_rmse is not None:
+        lines.append(_line("expected", f"{report.expected_error}, by the model alone"))
     if report.std_method:
         lines.append(_line("std", report.std_method))
     return lines + [_line("note", note) for note in report.notes]

@@ -1,128 +1,193 @@
-"""What a filling is worth: observations withheld in the shape of the gaps, and predicted from the others.
+"""What a filling is worth: withheld observations are predicted from the others, and tell the error to expect in gaps.
 
-Gaps that hang together are harder to fill than scattered ones, so what is withheld must look like them: the mask of
-the gaps, moved by a random distance along every axis, laid over what was observed around some random places.
+The model expects the errors e of withheld observations to have some covariance C, noise included. If it is right,
+
+    r = e'e / tr C
+
+is about a chi-square variable of ``v = (tr C)^2 / |C|_F^2`` degrees of freedom, divided by v (Satterthwaite 1946).
+There are few of them where errors hang together, as in one hole. The variances of the model are off by about
+
+    c^2 = (v r + v0) / (v + v0)
+
+where v0 is how far the model is trusted beforehand. The mean square error to expect in the gaps is c^2 times the mean
+of the model's variances there: what was measured, if withheld cells are like the gaps and tell a lot; the model's own,
+if not.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import gpytorch
 import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
-from linear_operator.operators import DiagLinearOperator
+from gpytorch.models import ExactGP
+from scipy.special import bdtr, bdtrc, stdtrit
+from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.deviations import in_reasonable_time
-from gpytorch_gaps.filling.windows import Reader
-from gpytorch_gaps.reports import record_solves
-from gpytorch_gaps.score import Score, score
-
-LARGEST = 200_000
-"""Cells that are looked at: of a larger grid, a part."""
+from gpytorch_gaps.filling.withhold import FEWEST
+from gpytorch_gaps.reports import CalibrationWarning, SolveReport, record_solves
+from gpytorch_gaps.score import Score, score_errors
 
 SAMPLES = 24
 """Draws behind standard deviations, where they are not exact."""
 
-_SHARE, _MOST = 0.1, 10_000  # of the observations, and in all
-_PLACES = 6
-_FEWEST = 30  # observations without which nothing is withheld
-_TRIES = 20
+COVERAGE = (0.85, 0.99)
+"""Between these, the share of withheld observations inside 95 % intervals is as it should be."""
+
+_NORMAL = 1.959964  # of a normal variable, 95 % are within so many standard deviations
+_CHANCE = 0.01  # probability below which a coverage outside is not taken for chance
+_TRUST = 15.0  # v0
+_DRAWS, _CHEAP_DRAWS = 8, 64  # of errors, by which degrees of freedom are counted
+_GAPS = 500  # that are looked at, where standard deviations are not asked for
+_NEARER = 0.8  # of the error expected in the gaps: where withheld cells have less, they are not like them
 
 
-def part_of(shape: Sequence[int], generator: np.random.Generator) -> list[np.ndarray]:
-    """Positions of a part of the grid that is small enough, as even as the axes allow."""
-    sides = np.array(shape, dtype=float)
-    while sides.prod() > LARGEST:
-        at = int(np.argmax(sides))
-        others = sides.prod() / sides[at]
-        second = np.max(np.delete(sides, at), initial=1.0)
-        sides[at] = max(min(sides[at] - 1, second), math.floor(LARGEST / others), 1.0)
-    starts = [int(generator.integers(0, m - int(n) + 1)) for m, n in zip(shape, sides, strict=True)]
-    return [np.arange(start, start + int(n)) for start, n in zip(starts, sides, strict=True)]
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Predictions of measurements: `mean` and `variance` (Q,), and some draws of their errors (n, Q)."""
+
+    mean: Tensor
+    variance: Tensor
+    draws: Tensor
+
+    def first(self, count: int) -> "Predicted":
+        return Predicted(self.mean[:count], self.variance[:count], self.draws[:, :count])
 
 
-def choose_part(
-    read: Reader, shape: Sequence[int], generator: np.random.Generator
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """A part with observations in it, and gaps if that can be: the best of a few."""
-    best, merit = None, -1.0
-    for _ in range(1 if math.prod(shape) <= LARGEST else 4):
-        positions = part_of(shape, generator)
-        values = read(positions)
-        gappy = float(np.isnan(values).mean())
-        if gappy * (1 - gappy) > merit:
-            best, merit = (positions, values), gappy * (1 - gappy)
-    assert best is not None
-    return best
+@dataclass(frozen=True)
+class Check:
+    """What withheld observations tell."""
+
+    score: Score
+    variance: float
+    """That was expected of them, on average."""
+    gap_variance: float | None
+    """That is expected in the gaps, on average, where these were looked at."""
+    ratio: float
+    """Mean square error over `variance`."""
+    freedom: float
+    """Degrees of freedom of `ratio`."""
+    independent: float
+    """As many independent observations tell as much about coverage."""
+    stretch: float
+    """By what standard deviations would have to be multiplied for 95 % intervals that cover 95 %."""
+
+    @property
+    def factor(self) -> float:
+        """By which variances are off, at best guess."""
+        return (self.freedom * self.ratio + _TRUST) / (self.freedom + _TRUST)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the coverage lies between 85 and 99 %, or beyond by what may be chance."""
+        count = max(1, round(min(self.independent, self.score.count)))
+        inside = round(self.score.coverage * count)
+        if self.score.coverage < COVERAGE[0]:
+            return bool(bdtr(inside, count, self.score.level) >= _CHANCE)
+        return self.score.coverage <= COVERAGE[1] or bool(bdtrc(inside - 1, count, self.score.level) >= _CHANCE)
 
 
-def withheld(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Which observations to withhold: flags of the shape of `values`, none if there are too few observations."""
-    gaps = np.isnan(values)
-    observed = int((~gaps).sum())
-    none = np.zeros_like(gaps)
-    wanted = min(_MOST, int(_SHARE * observed))
-    if observed < _FEWEST:
-        return none
-    scattered = ~gaps & (generator.random(gaps.shape) < _SHARE)
-    if not gaps.any():
-        return _nearest(scattered, wanted, generator)
-    best = none
-    for _ in range(_TRIES):
-        moved = gaps
-        for axis, size in enumerate(gaps.shape):
-            moved = np.roll(moved, int(generator.integers(0, size)), axis=axis)
-        found = moved & ~gaps
-        if found.sum() > best.sum():
-            best = found
-        if best.sum() >= wanted:
-            break
-    # a few gaps in a large grid show too little of what filling is worth
-    return _nearest(best if best.sum() >= min(wanted, _FEWEST) else scattered, wanted, generator)
+def points_of(axes: Sequence[Axis], positions: Sequence[np.ndarray], flags: np.ndarray) -> Tensor:
+    """Coordinates of the flagged cells of the part at `positions`. shape: (Q, D)"""
+    cells = np.argwhere(flags).T
+    columns = [axis.points[p[c]] for axis, p, c in zip(axes, positions, cells, strict=True)]
+    return torch.from_numpy(np.concatenate(columns, axis=1))
 
 
-def _nearest(flags: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-    """Those flags that are nearest to a few random ones of them, `count` in all: gaps that hang together stay so."""
-    cells = np.argwhere(flags)
-    if len(cells) <= count:
-        return flags
-    scaled = cells / np.array(flags.shape)
-    centres = scaled[generator.choice(len(cells), min(_PLACES, len(cells)), replace=False)]
-    distance = np.full(len(cells), np.inf)
-    for centre in centres:
-        apart = np.abs(scaled - centre).max(axis=1)
-        distance = np.minimum(distance, apart)
-    chosen = cells[np.argsort(distance, kind="stable")[:count]]
-    result = np.zeros_like(flags)
-    result[tuple(chosen.T)] = True
-    return result
+def some_gaps(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Flags of a few hundred gaps."""
+    cells = np.flatnonzero(np.isnan(values))
+    flags = np.zeros(values.size, dtype=bool)
+    flags[cells if len(cells) <= _GAPS else generator.choice(cells, _GAPS, replace=False)] = True
+    return flags.reshape(values.shape)
 
 
-def score_withheld(
-    model: gpytorch.models.ExactGP, axes: Sequence[Axis], positions: Sequence[np.ndarray], held: np.ndarray,
-    truth: np.ndarray,
-) -> Score:  # fmt: skip
-    """Scores predictions at the cells that `held` flags in the part at `positions`."""
-    cells = np.argwhere(held)
-    points = [axis.points[p[c]] for axis, p, c in zip(axes, positions, cells.T, strict=True)]
-    x = torch.from_numpy(np.concatenate(points, axis=1))
+def predict_measurements(model: ExactGP, x: Tensor) -> Predicted:
+    """By the model in memory, as gaps are."""
     x = x.to(model.train_targets.device)
     with torch.no_grad(), record_solves() as solves:
         mean = model(x).mean
-        with in_reasonable_time(solves[-1] if solves else None, len(x), SAMPLES):
-            variance = model(x).lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2) + model.likelihood.noise
-    if solves.variances and solves.variances[-1].num_samples:
-        variance = variance * _wider(solves.variances[-1].num_samples) ** 2
-    predicted = MultivariateNormal(mean.cpu(), DiagLinearOperator(variance.cpu()))
-    return score(predicted, torch.from_numpy(truth[held]))
+        solve: SolveReport | None = solves[-1] if solves else None
+        noise = model.likelihood.noise
+        with in_reasonable_time(solve, len(x), SAMPLES):
+            covariance = model(x).lazy_covariance_matrix
+            variance = covariance.diagonal(dim1=-1, dim2=-2) + noise  # .variance stops at 1e-10
+        cheap = solve is None or solve.method == "cholesky"
+        draws = covariance.zero_mean_mvn_samples(_CHEAP_DRAWS if cheap else _DRAWS)
+        draws = draws + noise.sqrt() * torch.randn_like(draws)
+    return Predicted(mean.cpu(), variance.cpu(), draws.cpu())
 
 
-def _wider(freedom: int) -> float:
-    """By how much an interval is wider when its deviation is that of so many samples: Student's t at 97.5 %.
+def judge(predicted: Predicted, truth: np.ndarray, gap_variance: float | None = None) -> Check:
+    """What the withheld observations `truth` (Q,) say of predictions of them."""
+    error = torch.from_numpy(truth) - predicted.mean
+    deviation = predicted.variance.sqrt()
+    expected = float(predicted.variance.mean())
+    return Check(
+        score=score_errors(error, deviation),
+        variance=expected,
+        gap_variance=gap_variance,
+        ratio=float(error.square().mean()) / expected,
+        freedom=_freedom(predicted.draws),
+        independent=_freedom(predicted.draws / deviation),
+        stretch=float((error / deviation).abs().quantile(0.95)) / _NORMAL,
+    )
 
-    The first terms of the expansion of its quantile.
+
+def _freedom(draws: Tensor) -> float:
+    """``(tr C)^2 / |C|_F^2``, from independent draws: ``E d_i'd_i = tr C``, ``E (d_i'd_j)^2 = |C|_F^2``."""
+    draws = draws / draws.square().mean().sqrt()  # whatever the units
+    products = draws @ draws.mT
+    squares = products.diagonal()
+    crossed = (products.square().sum() - squares.square().sum()) / (len(draws) * (len(draws) - 1))
+    return max(1.0, float(squares.mean().square() / crossed))
+
+
+def _warn_of(check: Check) -> None:
+    """Warns where intervals cover too little, or too much."""
+    if check.is_calibrated:
+        return
+    score = check.score
+    narrow = score.coverage < score.level
+    warnings.warn(
+        f"{score.level:.0%} intervals cover {score.coverage:.0%} of {score.count:,} withheld observations: standard "
+        f"deviations are too {'small' if narrow else 'large'}; {check.stretch:.2g} times as large, they would cover "
+        f"{score.level:.0%}. Try: kernels of your own (kernels=), more steps, or coordinates in place of labels.",
+        CalibrationWarning,
+        stacklevel=4,
+    )
+
+
+def worth(check: Check | None, gap_variance: float | None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Entries of a report, and a warning where error bars cannot be trusted.
+
+    :param gap_variance: the mean square error that the model expects in the gaps.
     """
-    z = 1.959964
-    return 1 + (z**2 + 1) / (4 * freedom) + (5 * z**4 + 16 * z**2 + 3) / (96 * freedom**2)
+    found: dict[str, Any] = {"held_out": None if check is None else check.score, "notes": tuple(notes)}
+    if check is not None:
+        _warn_of(check)
+    if gap_variance is not None:
+        found["expected_rmse"] = math.sqrt(gap_variance * (1.0 if check is None else check.factor))
+    if gap_variance is not None and check is not None:
+        found["like_the_gaps"] = check.variance >= _NEARER**2 * gap_variance
+        if not found["like_the_gaps"]:
+            found["notes"] += (
+                "nothing as far from data as the gaps could be withheld: the RMSE expected there is the model's own, "
+                "corrected by how far off the model was at withheld cells",
+            )
+    return found
+
+
+def widening(count: int) -> float:
+    """By what standard deviations from so few observations are multiplied, that nothing can be withheld of them.
+
+    Mean and scale of the process, its length-scales and noise are estimates then. A mean and a variance from n
+    observations leave ``sqrt(n / (n - 1))`` times Student's t; about half of the degrees of freedom go to the others.
+    """
+    if count >= FEWEST:
+        return 1.0
+    return float(stdtrit(max(1.0, count / 2), 0.975) / _NORMAL * math.sqrt(count / (count - 1)))

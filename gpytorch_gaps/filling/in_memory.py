@@ -1,9 +1,11 @@
 """Filling with an exact model of the whole grid, in memory: mean, standard deviations, and a held-out check."""
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import gpytorch
 import linear_operator
@@ -13,22 +15,30 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.check import choose_part, score_withheld, withheld
+from gpytorch_gaps.filling.check import (
+    Check,
+    judge,
+    points_of,
+    predict_measurements,
+    some_gaps,
+    widening,
+    worth,
+)
 from gpytorch_gaps.filling.deviations import in_reasonable_time
 from gpytorch_gaps.filling.model import FillModel, make_model
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.filling.trend import label_scales
+from gpytorch_gaps.filling.trend import fit_mean, label_scales, sample_of
+from gpytorch_gaps.filling.withhold import Withheld, choose_part, withhold
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
-from gpytorch_gaps.score import Score
 
 LARGEST = 4_000_000
 """Cells up to which a model of the whole grid is made; beyond, values are streamed."""
 
 _RESIDUAL = 1e-4  # relative, besides the certified error of the mean
-_ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
+ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
 _MATRICES = 3  # of the covariances of the longest axis, that are held at once
 _DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
 
@@ -62,26 +72,50 @@ def refuse_long_axes(axes: Sequence[Axis], options: Options) -> None:
 
 def fit_in_memory(
     numbers: np.ndarray, axes: Sequence[Axis], options: Options, clock: Clock, device: torch.device | None = None
-) -> tuple[FillModel, Prepared, Score | None]:
+) -> tuple[FillModel, Prepared, Check | None]:
     """A model of everything observed, with what was learned and what it is worth."""
     refuse_long_axes(axes, options)
     generator = np.random.default_rng(options.seed)
     positions, part = choose_part(lambda p: numbers[np.ix_(*p)], numbers.shape, generator)
-    held = withheld(part, generator) if options.check else np.zeros(part.shape, dtype=bool)
-    known = numbers
-    if held.any():
-        known = numbers.copy()
-        known[np.ix_(*positions)] = np.where(held, np.nan, part)
+    withheld = withhold(part, generator) if options.check else None
+    known = numbers if withheld is None else without(numbers, positions, withheld.scored)
     with clock("training"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse invariant checks")
         prepared = prepare(lambda p: known[np.ix_(*p)], known.shape, axes, options, generator, known)
-    score = None
-    if held.any():
-        with clock("held-out check"), quietly(options, _ROUGHER):
-            there = [Axis(a.name, a.kind, a.points[p], a.unit) for a, p in zip(axes, positions, strict=True)]
-            model = condition(np.where(held, np.nan, part), there, prepared, device)
-            score = score_withheld(model, axes, positions, held, part)
-    return condition(numbers, axes, prepared, device), prepared, score
+    check = None
+    if withheld is not None:
+        with clock("held-out check"), quietly(options, ROUGHER):
+            left = without(numbers, positions, withheld.hidden)
+            mean = fit_mean(axes, *sample_of(left, generator), trend=options.trend)
+            gaps = np.zeros_like(withheld.hidden) if options.std else some_gaps(part, generator)
+            check = check_part(part, axes, positions, withheld, replace(prepared, mean=mean), gaps, device)
+    return condition(numbers, axes, prepared, device), prepared, check
+
+
+def without(numbers: np.ndarray, positions: Sequence[np.ndarray], flags: np.ndarray) -> np.ndarray:
+    """A copy with NaN at the flagged cells of the part at `positions`."""
+    result = numbers.copy()
+    result[np.ix_(*positions)] = np.where(flags, np.nan, result[np.ix_(*positions)])
+    return result
+
+
+def check_part(
+    part: np.ndarray, axes: Sequence[Axis], positions: Sequence[np.ndarray], withheld: Withheld, prepared: Prepared,
+    gaps: np.ndarray, device: torch.device | None = None, mean: np.ndarray | None = None,
+) -> Check:  # fmt: skip
+    """Withheld observations of the part at `positions`, predicted from the others in it.
+
+    :param gaps: flags of gaps whose variance is looked at as well.
+    :param mean: predictions of the withheld observations, where they were found in another way.
+    """
+    there = [Axis(a.name, a.kind, a.points[p], a.unit) for a, p in zip(axes, positions, strict=True)]
+    model = condition(np.where(withheld.hidden, np.nan, part), there, prepared, device)
+    x = torch.cat([points_of(axes, positions, flags) for flags in (withheld.scored, gaps)])
+    count = int(withheld.scored.sum())
+    found = predict_measurements(model, x)
+    in_gaps = float(found.variance[count:].mean()) if len(x) > count else None
+    found = found.first(count)
+    return judge(found if mean is None else replace(found, mean=torch.from_numpy(mean)), part[withheld.scored], in_gaps)
 
 
 def condition(
@@ -109,14 +143,14 @@ def predict(
     if options.std:
         with (
             clock("standard deviations"),
-            quietly(options, _ROUGHER),
+            quietly(options, ROUGHER),
             in_reasonable_time(solve, len(x)),
             record_solves() as solves,
         ):
             covariance = posterior.lazy_covariance_matrix.in_current_settings()  # no second solve for the mean
             variance = covariance.diagonal(dim1=-1, dim2=-2)  # .variance stops at 1e-10
             noise = 0.0 if options.smooth else model.likelihood.noise
-            deviation = (variance + noise).clamp_min(0.0).sqrt().cpu().numpy()
+            deviation = (variance + noise).clamp_min(0.0).sqrt().cpu().numpy() * widening(len(model.train_targets))
         found = solves.variances[-1] if solves.variances else None
         samples = found.num_samples if found is not None else 0
         about["std_method"] = f"from {samples} samples" if samples else "exact"
@@ -134,16 +168,18 @@ def fill_in_memory(
         numbers = numbers / scales
     with torch.random.fork_rng(devices=[]):  # whose state stays the user's
         torch.manual_seed(options.seed)
-        model, prepared, score = fit_in_memory(numbers, axes, options, clock, device)
+        model, prepared, check = fit_in_memory(numbers, axes, options, clock, device)
         wanted = np.flatnonzero(np.ones_like(gaps) if options.smooth else gaps)
         grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in axes])
         found, deviation, about = predict(model, grid.points(torch.from_numpy(wanted).to(device)), options, clock)
-    mean, std = numbers.copy(), None
+    mean, std, noise = numbers.copy(), None, float(prepared.learned.likelihood.noise.detach())
     mean.reshape(-1)[wanted] = found
+    gap_variance = None if check is None else check.gap_variance
     if deviation is not None:
         std = np.zeros(numbers.shape)
         std.reshape(-1)[wanted] = deviation
-    notes = prepared.notes
+        gap_variance = float(np.mean(std[gaps] ** 2)) + (noise if options.smooth else 0.0) if gaps.any() else None
+    notes = (*prepared.notes, *_few(int((~gaps).sum()), options))
     if scales is not None:
         mean, std = mean * scales, None if std is None else std * scales
         notes += ("labels differ in scale: each was divided by its standard deviation; so are the held-out error, the "
@@ -153,14 +189,20 @@ def fill_in_memory(
         num_gaps=int(gaps.sum()),
         axes=tuple(map(str, axes)),
         kernel=prepared.learned.name,
-        noise_std=float(prepared.learned.likelihood.noise.detach().sqrt()),
-        held_out=score,
+        noise_std=math.sqrt(noise),
+        **worth(check, gap_variance, notes),
         history=prepared.learned.history,
         seconds=clock.seconds,
-        notes=notes,
         **about,  # type: ignore[arg-type]
     )
     return mean, std, model, report
+
+
+def _few(count: int, options: Options) -> list[str]:
+    wider = widening(count)
+    if wider == 1.0 or not options.std:
+        return []
+    return [f"{count} observations hardly tell the hyperparameters: standard deviations were multiplied by {wider:.2g}"]
 
 
 @contextmanager

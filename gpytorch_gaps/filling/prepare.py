@@ -17,6 +17,9 @@ from gpytorch_gaps.filling.trend import fit_mean, sample_of
 from gpytorch_gaps.filling.windows import OBSERVATIONS, Reader, Window, all_of, choose_windows
 
 WINDOWS = 6
+_SEEN = 0.3  # of the mean square of all data, that windows must see
+_OUTLIERS = 0.999
+_ROUNDING = 1e-13  # of the largest value
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,7 @@ class Prepared:
 
 def prepare(
     read: Reader, shape: Sequence[int], axes: Sequence[Axis], options: Options, generator: np.random.Generator,
-    part: np.ndarray, one_term: bool = False, shortest: float = 0.0,
+    part: np.ndarray, one_term: bool = False, shortest: float = 0.0, corner: Sequence[int] | None = None,
 ) -> Prepared:  # fmt: skip
     """Everything that is learned, from windows of the grid.
 
@@ -38,27 +41,37 @@ def prepare(
         it is in memory, else of what the windows hold.
     :param one_term: whether the kernel has to be a single product.
     :param shortest: the least length-scale, in cells.
+    :param corner: the first cell of `part`. Default: that of the grid.
     """
     whole = part.shape == tuple(shape)
     density = float(np.mean(~np.isnan(part)))
     labels = [axis.kind == "label" for axis in axes]
-    if whole and np.count_nonzero(~np.isnan(part)) <= 1.2 * OBSERVATIONS:
-        windows = [all_of(part)]
-    else:
-        windows = choose_windows(read, shape, labels, WINDOWS, generator, density)
+    few = whole and np.count_nonzero(~np.isnan(part)) <= 1.2 * OBSERVATIONS
+
+    def windows_through(cells: np.ndarray | None) -> list[Window]:
+        return choose_windows(read, shape, labels, WINDOWS, generator, density, cells)
+
+    windows = [all_of(part)] if few else windows_through(None)
     if sum(map(len, windows)) < 2:
         raise ValueError("values: all that was looked at are gaps; expected observations, some of them near each other")
     given = options.kernels_of(axes)
     asked = options.periods_of(axes)
     found = cycles_of(part, list(axes)) if whole else [[] for _ in axes]
-    periods = [seen if own is None else own for own, seen in zip(asked, found, strict=True)]
+    periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
+    at, values = sample_of(part, generator)
     if whole:
-        mean = fit_mean(axes, *sample_of(part, generator), trend=options.trend and not one_term)
+        mean = fit_mean(axes, at, values, trend=options.trend and not one_term)
     else:
-        positions = np.concatenate([_positions(w.positions, w.cells.numpy()) for w in windows])
-        mean = fit_mean(axes, positions, np.concatenate([w.values.numpy() for w in windows]), trend=False)
-    values = np.concatenate([w.values.numpy() for w in windows])
-    variance = float(np.var(_residuals(windows, axes, mean))) or float(np.var(values)) or 1.0
+        places = np.concatenate([_positions(w.positions, w.cells.numpy()) for w in windows])
+        seen = np.concatenate([w.values.numpy() for w in windows])
+        mean = fit_mean(axes, places, seen, trend=False)
+        at = np.concatenate([at + (0 if corner is None else np.asarray(corner)), places])
+        values = np.concatenate([values, seen])
+    squares = _squares(_residuals(axes, mean, at, values), _ROUNDING * float(np.abs(values).max()))
+    spread = float(squares.mean())
+    if not few and _variance_of(windows, axes, mean) < _SEEN * spread:
+        windows = windows_through(at[generator.choice(len(at), WINDOWS, p=squares / squares.sum())])
+    variance = max(_variance_of(windows, axes, mean), spread) or 1.0
     correlations = [
         label_correlations(part, i) if label and whole and own is None else None
         for i, (label, own) in enumerate(zip(labels, given, strict=True))
@@ -71,14 +84,26 @@ def prepare(
     return Prepared(learned, mean, tuple(_notes(axes, periods, mean, given)))
 
 
-def _residuals(windows: Sequence[Window], axes: Sequence[Axis], mean: PlaneMean) -> np.ndarray:
+def _variance_of(windows: Sequence[Window], axes: Sequence[Axis], mean: PlaneMean) -> float:
     """What the process has to explain: a trend's own variance would set noise and scales far too high."""
-    left = []
-    for window in windows:
-        at = _positions(window.positions, window.cells.numpy())
-        x = np.concatenate([axis.points[column] for axis, column in zip(axes, at.T, strict=True)], axis=1)
-        left.append(window.values.numpy() - mean(torch.from_numpy(x)).numpy())
-    return np.concatenate(left)
+    places = [_positions(window.positions, window.cells.numpy()) for window in windows]
+    left = [_residuals(axes, mean, at, w.values.numpy()) for at, w in zip(places, windows, strict=True)]
+    return float(np.mean(np.concatenate(left) ** 2))
+
+
+def _residuals(axes: Sequence[Axis], mean: PlaneMean, at: np.ndarray, values: np.ndarray) -> np.ndarray:
+    x = np.concatenate([axis.points[column] for axis, column in zip(axes, at.T, strict=True)], axis=1)
+    return values - mean(torch.from_numpy(x)).numpy()
+
+
+def _squares(residuals: np.ndarray, rounding: float) -> np.ndarray:
+    """About their median, the largest one in a thousand cut: one bad value is not the data.
+
+    Unless nothing else varies, beyond rounding.
+    """
+    squares = (residuals - np.median(residuals)) ** 2
+    largest = float(np.quantile(squares, _OUTLIERS))
+    return np.minimum(squares, largest) if largest > rounding**2 else squares
 
 
 def _positions(positions: Sequence[np.ndarray], cells: np.ndarray) -> np.ndarray:

@@ -21,6 +21,11 @@ class FillReport:
     """Standard deviation of the noise of a measurement, in units of the data."""
     held_out: Score | None = None
     """Of observations that were withheld in the shape of the gaps, and predicted from the others."""
+    expected_rmse: float | None = None
+    """Root mean square error to expect of a measurement in the gaps: what the model expects there, corrected by how far
+    off it was at withheld observations. None where neither standard deviations nor a check were asked for."""
+    like_the_gaps: bool | None = None
+    """Whether withheld observations were about as hard to predict as the gaps are."""
     solve: SolveReport | None = None
     """Of the mean."""
     std_method: str = ""
@@ -44,11 +49,14 @@ class FillReport:
 
     @property
     def expected_error(self) -> str:
-        """Such as "held-out RMSE 0.42, 95 % intervals cover 94 %"."""
-        if self.held_out is None:
-            return ""
-        words = f"held-out RMSE {self.held_out.rmse:.3g}"
-        return f"{words}, {self.held_out.level:.0%} intervals cover {self.held_out.coverage:.0%}".replace("%", " %")
+        """Such as "RMSE 0.45 expected in the gaps; held-out RMSE 0.42, 95 % intervals cover 94 %"."""
+        words = []
+        if self.expected_rmse is not None:
+            words.append(f"RMSE {self.expected_rmse:.3g} expected in the gaps")
+        if self.held_out is not None:
+            covered = f"{self.held_out.level:.0%} intervals cover {self.held_out.coverage:.0%}".replace("%", " %")
+            words.append(f"held-out RMSE {self.held_out.rmse:.3g}, {covered}")
+        return "; ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
         solve = self.solve
@@ -60,6 +68,8 @@ class FillReport:
             "kernel": self.kernel,
             "noise_std": self.noise_std,
             "held_out": None if self.held_out is None else self.held_out.as_dict(),
+            "expected_rmse": self.expected_rmse,
+            "like_the_gaps": self.like_the_gaps,
             "method": None if solve is None else solve.method,
             "iterations": None if solve is None else solve.iterations,
             "residual": None if solve is None else float(solve.worst_residual),
@@ -83,6 +93,8 @@ class FillReport:
             lines.append(f"kernel: {self.kernel}{noise}")
         if self.held_out is not None:
             lines.append(f"{self.expected_error} of {self.held_out.count:,} cells withheld in the shape of the gaps")
+        elif self.expected_rmse is not None:
+            lines.append(f"{self.expected_error}, by the model alone: nothing was withheld")
         if self.solve is not None:
             lines.append(f"mean: {_in_short(self.solve)}")
         if self.std_method:

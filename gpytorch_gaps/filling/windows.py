@@ -41,12 +41,13 @@ def all_of(values: np.ndarray) -> Window:
 
 def choose_windows(
     read: Reader, shape: Sequence[int], whole: Sequence[bool], count: int, generator: np.random.Generator,
-    density: float = 1.0,
+    density: float = 1.0, through: np.ndarray | None = None,
 ) -> list[Window]:  # fmt: skip
     """`count` windows: two in three of neighbours, the others at strides up to the largest that there are.
 
     :param whole: axes whose places are taken as they come, without distances: labels.
     :param density: the share of cells that are observed. Where it is small, windows are wide.
+    :param through: cells (count, d), one for each window to hold. Default: windows lie anywhere.
     """
     size = np.array(shape)
     sides = _sides(size, min(1.5 * OBSERVATIONS * max(1.0, 0.5 / max(density, 1e-9)), _READ))
@@ -57,10 +58,11 @@ def choose_windows(
         share = max(0, number - (count - far) + 1) / far  # 0: neighbours, 1: as far apart as the grid is wide
         stride = np.maximum(1, np.rint(widest**share)).astype(int)
         best: Window | None = None
+        cell = [None] * len(size) if through is None else [int(at) for at in through[number]]
         for _ in range(_TRIES):
             positions = [
-                np.sort(generator.permutation(m)[:n]) if one else _stretch(m, n, step, generator)
-                for m, n, step, one in zip(size, sides, stride, whole, strict=True)
+                _some(m, n, at, generator) if one else _stretch(m, n, step, at, generator)
+                for m, n, step, at, one in zip(size, sides, stride, cell, whole, strict=True)
             ]
             window = _window(positions, read(positions), OBSERVATIONS, generator)
             if best is None or len(window) > len(best):
@@ -82,9 +84,21 @@ def _sides(size: np.ndarray, cells: float) -> np.ndarray:
     return np.maximum(sides, 1).astype(int)
 
 
-def _stretch(size: int, count: int, stride: int, generator: np.random.Generator) -> np.ndarray:
+def _some(size: int, count: int, through: int | None, generator: np.random.Generator) -> np.ndarray:
+    """Places of labels, `through` among them."""
+    order = generator.permutation(size)
+    if through is not None:
+        order = np.concatenate([[through], order[order != through]])
+    return np.sort(order[:count])
+
+
+def _stretch(size: int, count: int, stride: int, through: int | None, generator: np.random.Generator) -> np.ndarray:
     reach = (count - 1) * stride + 1
     start = int(generator.integers(0, max(1, size - reach + 1)))
+    if through is not None:
+        start = through - stride * int(generator.integers(0, count))
+        start += stride * -(-max(0, -start) // stride)
+        start -= stride * min(-(-max(0, start + reach - size) // stride), start // stride)
     return np.arange(start, min(size, start + reach), stride)
 
 

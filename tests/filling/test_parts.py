@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 import torch
 
-from gpytorch_gaps.filling import check
+from gpytorch_gaps.filling import withhold as withholding
 from gpytorch_gaps.filling.auto_kernels import candidates, label_correlations
 from gpytorch_gaps.filling.axes import DAY, YEAR, describe_axes
-from gpytorch_gaps.filling.check import choose_part, part_of, withheld
 from gpytorch_gaps.filling.cycles import cycles_of, explained, possible_periods
 from gpytorch_gaps.filling.trend import fit_mean, sample_of
 from gpytorch_gaps.filling.windows import OBSERVATIONS, all_of, choose_windows
+from gpytorch_gaps.filling.withhold import choose_part, part_of, region_around, withhold
 
 RNG = np.random.default_rng(1)
 
@@ -97,6 +97,20 @@ def test_windows_look_for_observations():
     assert min(map(len, windows)) > 50
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_windows_go_through_the_cells_that_they_are_asked_for(whole):
+    shape = (150, 160, 3)
+    values = RNG.standard_normal(shape)
+    cells = np.array([[0, 0, 0], [149, 159, 2], [75, 3, 1], [2, 150, 2], [149, 0, 1], [70, 80, 0]])
+    values[tuple(cells.T)] = 100.0
+    windows = choose_windows(
+        lambda p: values[np.ix_(*p)], shape, [False, False, whole], 6, np.random.default_rng(0), through=cells
+    )
+    for window, cell in zip(windows, cells, strict=True):
+        assert all(at in p for at, p in zip(cell, window.positions, strict=True)) or window.values.max() < 100.0
+    assert sum(bool(window.values.max() == 100.0) for window in windows) >= 3  # others were left out
+
+
 def test_windows_of_a_sparse_grid_are_wide():
     values = np.full((600, 700), np.nan)
     values.reshape(-1)[RNG.choice(values.size, 1000, replace=False)] = 1.0
@@ -142,38 +156,71 @@ def test_free_covariances_begin_as_the_correlations():
 # -- what is withheld --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_withheld_was_observed_and_has_the_shape_of_the_gaps():
-    values = RNG.standard_normal((80, 90))
-    values[20:45, 30:60] = np.nan  # one block
-    held = withheld(values, np.random.default_rng(0))
-    observed = ~np.isnan(values)
-    assert held[observed].sum() == held.sum()
-    assert 0.02 * observed.sum() < held.sum() <= 0.1 * observed.sum()
-    inner = held[1:-1, 1:-1]
-    neighbours = held[:-2, 1:-1] & held[2:, 1:-1] & held[1:-1, :-2] & held[1:-1, 2:]
-    assert (neighbours & inner).sum() > 0.4 * held.sum()  # it hangs together
-    scattered = RNG.standard_normal((80, 90))
-    scattered[RNG.random((80, 90)) < 0.3] = np.nan
-    held = withheld(scattered, np.random.default_rng(0))
-    together = held[1:-1, 1:-1] & held[:-2, 1:-1] & held[2:, 1:-1] & held[1:-1, :-2] & held[1:-1, 2:]
-    assert together.sum() < 0.05 * held.sum()
+def depths(unknown, at):
+    """Distances to the nearest known cell, at the flagged ones, by brute force."""
+    known = np.argwhere(~unknown)
+    return np.array([np.sqrt(((known - cell) ** 2).sum(1).min()) for cell in np.argwhere(at)])
+
+
+def cut(shape, *boxes):
+    values = RNG.standard_normal(shape)
+    for box in boxes:
+        values[box] = np.nan
+    return values
+
+
+SCATTERED = np.where(RNG.random((40, 45)) < 0.3, np.nan, RNG.standard_normal((40, 45)))
+GAPPY = {
+    "hole": cut((40, 45), np.s_[12:27, 20:36]),
+    "strip": cut((40, 45), np.s_[:, 20:32]),
+    "several holes": cut((40, 45), np.s_[3:9, 4:11], np.s_[20:31, 8:20], np.s_[30:38, 30:44]),
+    "end of a series": cut((300,), np.s_[240:]),
+    "scattered": SCATTERED,
+}
+
+
+@pytest.mark.parametrize("values", GAPPY.values(), ids=GAPPY.keys())
+def test_what_is_withheld_was_observed_and_is_as_far_from_data_as_the_gaps(values):
+    gaps = np.isnan(values)
+    held = withhold(values, np.random.default_rng(0))
+    assert not (held.hidden & gaps).any()
+    assert not (held.scored & ~held.hidden).any()
+    assert held.hidden.sum() <= 0.5 * (~gaps).sum()
+    assert 0.05 * (~gaps).sum() < held.scored.sum() <= 0.1 * (~gaps).sum()
+    found, target = depths(gaps | held.hidden, held.scored), depths(gaps, gaps)
+    for share in (0.25, 0.5, 0.75, 0.95):
+        assert np.quantile(found, share) == pytest.approx(np.quantile(target, share), rel=0.3)
 
 
 def test_a_few_gaps_in_a_large_grid_are_joined_by_cells_at_random():
     values = RNG.standard_normal((80, 90))
     values[3, 4] = np.nan
-    assert withheld(values, np.random.default_rng(0)).sum() > 100
+    assert withhold(values, np.random.default_rng(0)).scored.sum() > 100
+
+
+def test_a_hole_that_is_half_of_the_grid_is_not_hidden_again():
+    values = cut((40, 45), np.s_[2:38, 12:40])
+    held = withhold(values, np.random.default_rng(0))
+    assert 0 < held.hidden.sum() <= 0.5 * np.isfinite(values).sum()
 
 
 @pytest.mark.parametrize("observed", [1, 10, 29])
 def test_nothing_is_withheld_from_a_few_observations(observed):
     values = np.full(200, np.nan)
     values[:observed] = 1.0
-    assert not withheld(values, np.random.default_rng(0)).any()
+    assert withhold(values, np.random.default_rng(0)) is None
+
+
+def test_a_region_is_larger_than_its_part_and_around_it():
+    part = [np.arange(90, 100), np.arange(40, 60)]
+    region = region_around(part, (100, 100), 2000)
+    assert [len(r) for r in region] == [44, 45]
+    assert all(np.isin(p, r).all() for p, r in zip(part, region, strict=True))
+    assert [len(r) for r in region_around(part, (100, 100), 10_000)] == [100, 100]
 
 
 def test_parts_of_large_grids_are_small_and_hold_gaps(monkeypatch):
-    monkeypatch.setattr(check, "LARGEST", 500)
+    monkeypatch.setattr(withholding, "LARGEST", 500)
     generator = np.random.default_rng(0)
     positions = part_of((1000, 40, 3), generator)
     sides = [len(p) for p in positions]
