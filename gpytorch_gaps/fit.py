@@ -10,11 +10,9 @@ import numbers
 import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-import gpytorch
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -28,7 +26,6 @@ from gpytorch_gaps.distributed.ranks import ranks_of
 from gpytorch_gaps.distributed.training import num_probes, same_start
 from gpytorch_gaps.files import digest
 from gpytorch_gaps.history import FitError, History
-from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.run import Run
 from gpytorch_gaps.solvers.warm_start import WarmStart
 
@@ -107,10 +104,8 @@ def fit(
         plateau.add(loss * run.history.num_observations)
     model.train()
     try:
-        with (
-            _own_log_likelihood(model),
-            tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=not (progress and ranks.leads)) as bar,
-        ):
+        hidden = not (progress and ranks.leads)
+        with tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=hidden) as bar:
             while len(run.history) < steps and not plateau.reached:
                 run.step()
                 plateau.add(run.history.loss[-1] * run.history.num_observations)
@@ -157,13 +152,6 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in nested.items():
         found.update(_flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else {prefix + name: value})
     return found
-
-
-def _own_log_likelihood(model: ExactGP) -> AbstractContextManager:
-    """Importing BoTorch has every log-likelihood of the process taken densely: not those of a model with a grid."""
-    if any(isinstance(module, GappyGridKernel) for module in model.modules()):
-        return gpytorch.settings.fast_computations.log_prob(True)
-    return nullcontext()
 
 
 class _Plateau:

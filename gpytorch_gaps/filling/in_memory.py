@@ -168,6 +168,7 @@ def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
         gpytorch.settings.debug(False),  # predicting at the training data is meant, if smooth
         settings.solve_tolerance(rougher * options.tolerance),
         settings.mixed_precision(),
+        settings.dense_size(_DENSE),
         linear_operator.settings.max_cholesky_size(_DENSE),
         settings.progress(options.progress),
         warnings.catch_warnings(),

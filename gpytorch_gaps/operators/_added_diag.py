@@ -13,7 +13,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, same_problem, sum_over_ranks
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
 from gpytorch_gaps.functions.warm_likelihood import WarmLikelihood
-from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
+from gpytorch_gaps.logdet.stochastic import estimating, log_quadrature, standard_error
 from gpytorch_gaps.operators._base import as_diagonal
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
@@ -283,9 +283,9 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         # autograd Functions rebuild the operator fully expanded: the probes they see must be those we ask for below
         operator: OwnAddedDiagOperator = self._expand_batch(self.batch_shape) if self.batch_shape else self
         share = Share(settings.group.value(), num_probes())
-        with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
+        with estimating():
             estimates: Tensor | None
-            if share.ranks.size > 1:
+            if share.draws:
                 quad, value, estimates = operator._estimate_together(rhs, share)
                 quad = quad.sum(-1) if reduce_inv_quad else quad
             else:
@@ -297,7 +297,10 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         return quad, value, report
 
     def _estimate_together(self, rhs: Tensor | None, share: Share) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by several ranks, of which one has the data, and all have some probes; and what probes estimated."""
+        """The same with probes that are drawn here, by several ranks perhaps; and what these probes estimated.
+
+        One rank has the data, and all have some probes.
+        """
         operator, estimates = self._with_probes_of(share), None
         own = rhs if share.has_data else None
         quad = torch.zeros([], dtype=self.dtype, device=self.device) if rhs is None else self._no_quad(rhs)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import linear_operator
 import torch
 from torch import Tensor
 
@@ -28,7 +27,7 @@ def solve_in_force(system: GapSystem, rhs: Tensor, training: bool = False, guess
         rank=settings.preconditioner_rank.value(),
         tolerance=settings.tolerance_in_force(training),
         max_iterations=settings.max_iterations.value(),
-        max_cholesky=linear_operator.settings.max_cholesky_size.value(),
+        max_cholesky=settings.dense_size_in_force(),
         penalty=settings.gap_penalty.value(),
         guess=guess,
         mixed=settings.mixed_precision.value(),

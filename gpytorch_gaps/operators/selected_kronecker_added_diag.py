@@ -173,7 +173,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
 
     def solve_flops(self, num_rhs: int) -> float:
         system, method, tolerance = self._system(), settings.gap_method.value(), settings.tolerance_in_force()
-        budget, size = settings.max_iterations.value(), linear_operator.settings.max_cholesky_size.value()
+        budget, size = settings.max_iterations.value(), settings.dense_size_in_force()
         if method == "fill":
             return fill_plan(system, num_rhs, tolerance, budget).flops
         if method == "spectral":
@@ -195,7 +195,6 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
 
     def _path_of_system(self) -> tuple[str, str]:
         """Of the system that is solved, which is whitened where the noise is a product over axes."""
-        dense = linear_operator.settings.fast_computations.log_prob.off()
         return choose_logdet(
             self._system(),
             settings.logdet_method.value(),
@@ -203,7 +202,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             num_probes=linear_operator.settings.num_trace_samples.value(),
             tolerance=settings.tolerance_in_force(training=True),
             max_iterations=settings.max_iterations.value(),
-            max_cholesky=math.inf if dense else linear_operator.settings.max_cholesky_size.value(),
+            max_cholesky=settings.dense_size_in_force(),
         )
 
     def _is_estimate(self, path: tuple[str, str]) -> bool:
