@@ -3,10 +3,11 @@
 import copy
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
+import linear_operator
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -18,6 +19,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.distributed.ranks import ALONE, Ranks
 from gpytorch_gaps.distributed.training import average_gradients
+from gpytorch_gaps.finish import ENOUGH, QuasiNewton
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.reports import SolveRecord, record_solves
 from gpytorch_gaps.solvers.warm_start import WarmStart
@@ -36,6 +38,7 @@ class Run:
     ) -> None:
         self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
         self.ranks = ranks
+        self.finish: QuasiNewton | None = None  # takes the place of the optimizer in the last steps
         self.history = History()
         self._losses: list[float] = []  # of every evaluation in this step
         self._records: list[SolveRecord] = []  # likewise
@@ -52,7 +55,8 @@ class Run:
         self._records.clear()
         self._losses.clear()
         self._gradient_seconds = 0.0
-        self.optimizer.step(self._evaluate)  # type: ignore[arg-type]  # annotated as float, but documented as Tensor
+        optimizer: Any = self.finish or self.optimizer
+        optimizer.step(self._evaluate)
         if not self._losses:
             came, expected = "one that never evaluates the loss", "one whose step(closure) calls the closure"
             raise ValueError(f"fit: optimizer: got {came}, expected {expected}")
@@ -70,14 +74,54 @@ class Run:
         history.solve_seconds.append(sum(solve.seconds for record in self._records for solve in record))
         history.gradient_seconds.append(self._gradient_seconds)
         history.sent_bytes.append(self.ranks.traffic.total - sent)
+        history.expected_gain.append(
+            None if self.finish is None else self.finish.expected_gain * history.num_observations
+        )
         history.loss.append(self._losses[0])
         self.now = self.snapshot()
+
+    # -- the last steps ----------------------------------------------------------------------------------------------
+
+    def begin_finish(self) -> bool:
+        """Has the next steps be those of `finish`; False where the loss is no function of the parameters.
+
+        Then evaluations differ although the probes are the same: with dropout in a network, for one.
+        """
+        self.finish = self._make_finish()
+        try:
+            first, second = (float(self._evaluate()) for _ in range(2))
+        except FitError:
+            first, second = 0.0, math.inf
+        if abs(first - second) * self.history.num_observations <= ENOUGH:
+            return True
+        self.restore(self.now)
+        return False
+
+    def finish_step(self) -> bool:
+        """One of the last steps; False, and undone, where it leads to a loss that is not finite."""
+        try:
+            self.step()
+        except FitError:
+            self.restore(self.now)
+            return False
+        return True
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the last two steps were expected to gain next to nothing, by a curvature that is known."""
+        last = self.history.expected_gain[-2:]
+        known = self.finish is not None and len(last) == 2 and self.finish.knows_curvature
+        return known and all(gain is not None and gain <= ENOUGH for gain in last)
+
+    def _make_finish(self) -> QuasiNewton:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        return QuasiNewton(parameters)
 
     def _evaluate(self) -> Tensor:
         """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
         self.model.zero_grad()
         try:
-            with record_solves() as record, self._remembering(), settings.group(self.ranks):
+            with record_solves() as record, self._remembering(), self._one_function(), settings.group(self.ranks):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 # the first rank's: what is decided by it, is decided alike
@@ -101,6 +145,16 @@ class Run:
     def _remembering(self) -> AbstractContextManager:
         return nullcontext() if self.memory is None else settings.warm_start(self.memory)
 
+    @contextmanager
+    def _one_function(self) -> Iterator[None]:
+        """In the last steps: the same probes every time, and solves that leave no bias."""
+        if self.finish is None:
+            yield
+            return
+        settling = nullcontext() if self.memory is None else self.memory.settling()
+        with settling, linear_operator.settings.deterministic_probes(True):
+            yield
+
     def latest(self) -> dict[str, Any]:
         """The last step in a few words, for the bar."""
         noise = self.history.noise[-1]
@@ -118,6 +172,7 @@ class Run:
             "step": len(self.history),
             "model": copy.deepcopy(self.model.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "finish": None if self.finish is None else copy.deepcopy(self.finish.state_dict()),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
         }
 
@@ -125,6 +180,9 @@ class Run:
         """All but the random state, which is the user's unless a checkpoint is resumed."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.finish = None if state["finish"] is None else self._make_finish()
+        if self.finish is not None:
+            self.finish.load_state_dict(state["finish"])
         if self.memory is not None and "warm_start" in state:
             self.memory.load_state_dict(state["warm_start"])
         elif self.memory is not None:
