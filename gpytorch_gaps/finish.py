@@ -1,14 +1,16 @@
 """The end of a fit: quasi-Newton steps on one fixed function, until next to nothing is left to gain.
 
 Adam with a constant learning rate circles around an optimum. Losses that stop falling do not mean that it has arrived.
-From a plateau on, L-BFGS takes steps ``-H^-1 g``, with the probes of log-determinants held fixed. It uses gradients
-only: a stochastic log-determinant is not an antiderivative of its estimated gradient, which would mislead a line
-search. With g and H of the negative log-likelihood in nats, a step is expected to gain
+From a plateau on, L-BFGS takes steps ``-H^-1 g``. Where log-determinants are estimated, it uses the fixed probes of a
+warm start, which make the gradient a smooth function; those that are drawn from a preconditioner jump with its
+eigenvectors. It uses gradients only: their estimates are not exactly the gradients of the estimated values, so that a
+line search would be misled. With g and H of the negative log-likelihood in nats, a step is expected to gain
 
     g' H^-1 g / 2
 
 This is half the squared distance to the optimum in standard deviations of the estimates: at 1e-4 nats, every
-hyperparameter is within 1.5 % of its own uncertainty of the optimum.
+hyperparameter is within 1.5 % of its own uncertainty of the optimum. (That of k fixed probes is itself off by at most
+``1 / sqrt(k)`` of it.)
 """
 
 from collections.abc import Callable, Iterable
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+MORE_PROBES = 2  # times as many as in the steps before, as they stay the same
 ENOUGH = 1e-4  # nats: what a step is expected to gain, where a fit has converged
 _PAIRS = 10  # differences of gradients that tell the curvature
 _LONGEST = 0.5  # change of a raw parameter in a step: beyond, the curvature is another

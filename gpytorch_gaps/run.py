@@ -4,10 +4,9 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
-import linear_operator
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
@@ -18,8 +17,8 @@ from torch.optim import Optimizer
 from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.distributed.ranks import ALONE, Ranks
-from gpytorch_gaps.distributed.training import average_gradients
-from gpytorch_gaps.finish import ENOUGH, QuasiNewton
+from gpytorch_gaps.distributed.training import average_gradients, num_probes
+from gpytorch_gaps.finish import ENOUGH, MORE_PROBES, QuasiNewton
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.reports import SolveRecord, record_solves
 from gpytorch_gaps.solvers.warm_start import WarmStart
@@ -39,6 +38,7 @@ class Run:
         self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
         self.ranks = ranks
         self.finish: QuasiNewton | None = None  # takes the place of the optimizer in the last steps
+        self._finish_memory: WarmStart | None = None  # whose probes stay the same then, if there is no other
         self.history = History()
         self._losses: list[float] = []  # of every evaluation in this step
         self._records: list[SolveRecord] = []  # likewise
@@ -85,9 +85,9 @@ class Run:
     def begin_finish(self) -> bool:
         """Has the next steps be those of `finish`; False where the loss is no function of the parameters.
 
-        Then evaluations differ although the probes are the same: with dropout in a network, for one.
+        Then two evaluations differ: with dropout in a network, or other probes every time for a batch of models.
         """
-        self.finish = self._make_finish()
+        self._make_finish()
         try:
             first, second = (float(self._evaluate()) for _ in range(2))
         except FitError:
@@ -115,13 +115,15 @@ class Run:
 
     def _make_finish(self) -> QuasiNewton:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        return QuasiNewton(parameters)
+        self.finish = QuasiNewton(parameters)
+        self._finish_memory = WarmStart(MORE_PROBES * num_probes()) if self.memory is None else None
+        return self.finish
 
     def _evaluate(self) -> Tensor:
         """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
         self.model.zero_grad()
         try:
-            with record_solves() as record, self._remembering(), self._one_function(), settings.group(self.ranks):
+            with record_solves() as record, self._remembering(), settings.group(self.ranks):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 # the first rank's: what is decided by it, is decided alike
@@ -142,17 +144,18 @@ class Run:
         self._refuse_non_finite("gradients", gradients)
         return loss.detach().new_tensor(value)
 
-    def _remembering(self) -> AbstractContextManager:
-        return nullcontext() if self.memory is None else settings.warm_start(self.memory)
+    @property
+    def _memory_now(self) -> WarmStart | None:
+        return self.memory or self._finish_memory
 
     @contextmanager
-    def _one_function(self) -> Iterator[None]:
-        """In the last steps: the same probes every time, and solves that leave no bias."""
-        if self.finish is None:
+    def _remembering(self) -> Iterator[None]:
+        """With what there is to remember; in the last steps the same probes every time, and solves without a bias."""
+        memory = self._memory_now
+        if memory is None:
             yield
             return
-        settling = nullcontext() if self.memory is None else self.memory.settling()
-        with settling, linear_operator.settings.deterministic_probes(True):
+        with settings.warm_start(memory), nullcontext() if self.finish is None else memory.settling():
             yield
 
     def latest(self) -> dict[str, Any]:
@@ -166,7 +169,8 @@ class Run:
     def snapshot(self) -> dict[str, Any]:
         """Copies of all that the next step depends on."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        remembered = {} if self.memory is None else {"warm_start": self.memory.state_dict()}
+        memory = self._memory_now
+        remembered = {} if memory is None else {"warm_start": memory.state_dict()}
         return {
             **remembered,
             "step": len(self.history),
@@ -180,13 +184,14 @@ class Run:
         """All but the random state, which is the user's unless a checkpoint is resumed."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.finish = None if state["finish"] is None else self._make_finish()
-        if self.finish is not None:
-            self.finish.load_state_dict(state["finish"])
-        if self.memory is not None and "warm_start" in state:
-            self.memory.load_state_dict(state["warm_start"])
-        elif self.memory is not None:
-            self.memory.forget()
+        self.finish = self._finish_memory = None
+        if state["finish"] is not None:
+            self._make_finish().load_state_dict(state["finish"])
+        memory = self._memory_now
+        if memory is not None and "warm_start" in state:
+            memory.load_state_dict(state["warm_start"])
+        elif memory is not None:
+            memory.forget()
 
     def fall_back(self, file: Checkpoint | None) -> None:
         """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""

@@ -74,7 +74,7 @@ def test_directions_that_curve_downwards_are_not_learned_from():
 
         optimizer.step(closure)
     assert not optimizer.knows_curvature
-    assert float(parameter) > 0.1  # downhill all the same
+    assert parameter.item() > 0.1  # downhill all the same
 
 
 def test_a_copy_of_its_state_goes_on_bit_for_bit():

@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
-from gpytorch_gaps import settings
+from gpytorch_gaps import WarmStart, settings
 from gpytorch_gaps.fit import _Plateau, fit
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.operators import SelectedKroneckerOperator
@@ -475,23 +475,25 @@ def test_the_expected_gain_is_what_there_is_to_gain():
 @pytest.mark.parametrize(("kernel", "rank", "side"), [(RBFKernel, 12, "data side"), (rough_kernel, None, "gaps side")])
 def test_stochastic_log_determinants_end_where_the_gradient_of_their_probes_vanishes(kernel, rank, side):
     model = make_grid(kernel)
-    model.likelihood.raw_noise.data += 1.0
+    model.likelihood.noise = 0.05
+    model.likelihood.raw_noise.requires_grad_(False)  # the rough kernel would do without
     stochastic = settings.logdet_method("stochastic")
     with linear_operator.settings.max_cholesky_size(0), stochastic, settings.preconditioner_rank(rank):
         torch.manual_seed(1)
         with record_solves() as solves:
             history = fit(model, 300, progress=False)
-        assert {report.reason for report in solves.logdets[-3:]} == {side}
+        assert all(report.reason.endswith(side) for report in solves.logdets[-3:])
         assert history.converged
         assert max(history.standard_error[-2:]) > 0
         gradients = []
-        for _ in range(2):  # other probes: another gradient
+        for seed in range(2):  # other probes: another gradient
             model.train().zero_grad()
-            with linear_operator.settings.deterministic_probes(not gradients):
+            with settings.warm_start(WarmStart(20, 1e-9, loosest=1e-9, seed=seed)):
                 mll = ExactMarginalLogLikelihood(model.likelihood, model)
                 (-50 * mll(model(*model.train_inputs), model.train_targets)).backward()
-            gradients.append(max(float(parameter.grad.abs().max()) for parameter in model.parameters()))
-    assert gradients[0] < 0.05 * gradients[1]
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            gradients.append(max(float(parameter.grad.abs().max()) for parameter in trained))
+    assert gradients[0] < 0.25 * gradients[1]
 
 
 def test_a_loss_that_is_no_function_of_the_parameters_ends_on_a_plateau_and_says_so():
