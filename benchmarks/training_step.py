@@ -192,11 +192,7 @@ def accuracy(setting: Setting, repeats: int, with_botorch: bool) -> list[dict[st
     number = int((~values.isnan()).sum())
 
     def ours() -> tuple[float, float]:
-        with (
-            gaps.record_solves() as solves,
-            linear_operator.settings.max_cholesky_size(0),
-            linear_operator.settings.fast_computations(log_prob=True),  # BoTorch turns it off for all
-        ):
+        with gaps.record_solves() as solves, linear_operator.settings.max_cholesky_size(0):
             value = steps(our_model(setting, axes, values)[0], 1)[1]
         error = solves.logdets[-1].standard_error
         return value, math.nan if error is None else 0.5 * float(error)

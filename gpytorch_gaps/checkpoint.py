@@ -4,17 +4,19 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import linear_operator
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gaps import settings
 from gpytorch_gaps.files import digest, refuse_directory, save_whole
 from gpytorch_gaps.grid import CartesianGrid
 from gpytorch_gaps.history import History
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 
-_CHECKPOINT_FORMAT = 1
+_CHECKPOINT_FORMAT = 2
 
 
 class Checkpoint:
@@ -70,7 +72,7 @@ class Checkpoint:
         if differences := _differences(problem, self.problem):
             raise ValueError(
                 f"checkpoint: {self.path} belongs to another run: {'; '.join(differences)}. Expected the same data, "
-                "model and optimizer; give another path, or move the file away to start afresh"
+                "model, optimizer and settings; give another path, or move the file away to start afresh"
             )
 
     def _resume(self, content: dict[str, Any]) -> None:
@@ -98,10 +100,32 @@ def problem_of(run: Any) -> dict[str, Any]:
         "parameters": {name: f"{tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' fixed'}" for name, p in named},
         "fixed values (parameters, bounds, priors, grid, known noise)": digest(*fixed),
         "objective": type(run.mll).__name__,
+        "settings": _settings(),
         "warm start": str(run.memory),
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
         "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
         "options of the optimizer": {name: str(value) for name, value in optimizer.defaults.items()},
+    }
+
+
+def _settings() -> dict[str, str]:
+    """All that decides about a log marginal likelihood, by name, linear_operator's settings among them."""
+    ours = (
+        settings.gap_method,
+        settings.logdet_method,
+        settings.preconditioner_rank,
+        settings.train_tolerance,
+        settings.max_iterations,
+        settings.gap_penalty,
+        settings.mixed_precision,
+    )
+    theirs = linear_operator.settings
+    return {
+        **{setting.__name__: str(setting.value()) for setting in ours},
+        "dense_size": str(settings.dense_size_in_force()),
+        "cg_tolerance": str(theirs.cg_tolerance.value()),
+        "num_trace_samples": str(theirs.num_trace_samples.value()),
+        "deterministic_probes": str(theirs.deterministic_probes.on()),
     }
 
 

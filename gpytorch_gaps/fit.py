@@ -2,7 +2,7 @@
 
 >>> history = fit(model, steps=200, checkpoint="run.pt")  # doctest: +SKIP
 >>> print(history)  # doctest: +SKIP
-84 steps, plateau reached: loss 1.31 -> 0.207 nats per observation (best 0.206), noise 0.0102, 903 CG iterations, 12.1 s
+84 steps, converged: loss 1.31 -> 0.207 nats per observation (best 0.206), noise 0.0102, 903 CG iterations, 12.1 s
 """
 
 import math
@@ -10,25 +10,21 @@ import numbers
 import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-import gpytorch
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch.optim import Adam, Optimizer
 from tqdm import tqdm
 
-from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint, problem_of
 from gpytorch_gaps.distributed.agreement import describe_module
 from gpytorch_gaps.distributed.ranks import ranks_of
-from gpytorch_gaps.distributed.training import num_probes, same_start
+from gpytorch_gaps.distributed.training import same_start
 from gpytorch_gaps.files import digest
 from gpytorch_gaps.history import FitError, History
-from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.run import Run
 from gpytorch_gaps.solvers.warm_start import WarmStart
 
@@ -45,7 +41,7 @@ def fit(
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
-    patience: int | None = 20,
+    patience: int | None = 10,
     min_improvement: float = 0.1,
     mll: MarginalLogLikelihood | None = None,
     warm_start: bool | WarmStart = False,
@@ -66,9 +62,11 @@ def fit(
     :param checkpoint: a file to which the state is saved at the start, every `checkpoint_every` steps and at the end.
         If it exists, the run resumes from it, with its parameters, optimizer and torch random state: the trajectory is
         that of an uninterrupted run, bit for bit on the same machine. A finished run returns at once. A checkpoint of
-        other data, parameters or optimizer is refused.
-    :param patience: stops after so many steps without improvement of the mean of the last five losses by
-        `min_improvement` nats (all observations together, not per observation); None never stops early.
+        other data, parameters, optimizer or settings (such as ``settings.logdet_method``) is refused.
+    :param patience: after so many steps without improvement of the mean of the last five losses by `min_improvement`
+        nats (all observations together, not per observation) the optimizer gives way to the finish: L-BFGS steps with
+        fixed probes, until one is expected to gain less than 1e-4 nats. Then ``history.converged`` is True. None leaves
+        all steps to the optimizer.
     :param mll: maximised in place of ``ExactMarginalLogLikelihood(model.likelihood, model)``.
     :param warm_start: for 10^5 observations and more: solves start from those of the step before, with the same probes
         at every step, to a loose tolerance; a :class:`WarmStart` says how many and how loose. Where log-determinants
@@ -103,22 +101,19 @@ def fit(
     file = None if checkpoint is None else Checkpoint(Path(checkpoint), run)
     if file is not None:
         file.resume_or_start()
-    for loss in run.history.loss:
-        plateau.add(loss * run.history.num_observations)
+    for loss, gain in zip(run.history.loss, run.history.expected_gain, strict=True):
+        if gain is None:
+            plateau.add(loss * run.history.num_observations)
     model.train()
     try:
-        with (
-            _own_log_likelihood(model),
-            tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=not (progress and ranks.leads)) as bar,
-        ):
-            while len(run.history) < steps and not plateau.reached:
-                run.step()
-                plateau.add(run.history.loss[-1] * run.history.num_observations)
+        hidden = not (progress and ranks.leads)
+        with tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=hidden) as bar:
+            while not (stopped := _advance(run, plateau, int(steps))):
                 bar.set_postfix(run.latest(), refresh=False)
                 bar.update()
                 if file is not None and len(run.history) % checkpoint_every == 0:
                     file.save()
-        run.history.stopped = "plateau" if plateau.reached else "steps"
+        run.history.stopped = stopped
         if file is not None:
             file.save()
     except FitError:
@@ -132,8 +127,22 @@ def fit(
     return run.history
 
 
+def _advance(run: Run, plateau: "_Plateau", steps: int) -> str:
+    """One step more, of the optimizer or, from a plateau on, of the finish; or why there is none."""
+    if run.arrived:
+        return "converged"
+    if len(run.history) >= steps:
+        return "steps"
+    if not plateau.reached:
+        run.step()
+        plateau.add(run.history.loss[-1] * run.history.num_observations)
+    elif not ((run.finish or run.begin_finish()) and run.finish_step()):
+        return "plateau"
+    return ""
+
+
 def _in_force(run: Run) -> dict[str, str]:
-    """What else decides about the steps: settings, and the groups and state of a ready optimizer."""
+    """What else decides about the steps: the groups and state of a ready optimizer, and modules."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
     state = [
         value
@@ -141,13 +150,10 @@ def _in_force(run: Run) -> dict[str, str]:
         for value in own.values()
         if torch.is_tensor(value)
     ]
-    in_force = settings.in_force()
     return {
         "optimizer: groups": str(groups),
         "optimizer: state": digest(*state),
         "modules": str([describe_module(module) for module in run.model.modules()]),
-        "settings": f"{in_force.values}, {in_force.cg_tolerance}, {in_force.max_cholesky_size}",
-        "num_trace_samples": str(num_probes()),
     }
 
 
@@ -157,13 +163,6 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in nested.items():
         found.update(_flat(value, f"{prefix}{name}: ") if isinstance(value, dict) else {prefix + name: value})
     return found
-
-
-def _own_log_likelihood(model: ExactGP) -> AbstractContextManager:
-    """Importing BoTorch has every log-likelihood of the process taken densely: not those of a model with a grid."""
-    if any(isinstance(module, GappyGridKernel) for module in model.modules()):
-        return gpytorch.settings.fast_computations.log_prob(True)
-    return nullcontext()
 
 
 class _Plateau:

@@ -32,10 +32,16 @@ class History:
     """Of these, in the backward pass."""
     sent_bytes: list[int] = field(default_factory=list)
     """What this process handed to others that share the training: nothing if it is alone."""
+    expected_gain: list[float | None] = field(default_factory=list)
+    """Nats that the step was expected to gain, all observations together, in the last steps of a fit; None before."""
     num_observations: int = 0
     """Of each GP: ``loss * num_observations`` is in nats."""
     stopped: str = ""
-    """``"steps"``, ``"plateau"`` or ``"interrupted"``; empty under way."""
+    """``"converged"``, ``"plateau"``, ``"steps"`` or ``"interrupted"``; empty under way.
+
+    A ``"plateau"`` is where the loss no longer falls, but an optimum could not be told from it: the loss is not a
+    function of the parameters (a network with dropout), or the last steps led nowhere.
+    """
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -46,8 +52,8 @@ class History:
 
     @property
     def converged(self) -> bool:
-        """Whether the loss had stopped falling, rather than the steps run out."""
-        return self.stopped == "plateau"
+        """Whether an optimum was reached: next to nothing is left to gain, by the gradient and the curvature there."""
+        return self.stopped == "converged"
 
     def as_dict(self) -> dict[str, list]:
         """The columns, of one length, as plotting and ``pandas.DataFrame`` take them."""

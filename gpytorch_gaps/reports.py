@@ -200,6 +200,7 @@ class Together:
             seconds=sum(report.seconds for report in reports),
             num_rhs=residual.numel(),
             converged=all(report.converged for report in reports),
+            tolerance=max(report.tolerance for report in reports),
             refinements=sum(report.refinements for report in reports),
             flops=sum(report.flops for report in reports),
             parts=sum(report.parts for report in reports),

@@ -3,8 +3,8 @@
 import copy
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 import linear_operator
@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from gpytorch_gaps import settings
 from gpytorch_gaps.checkpoint import Checkpoint
 from gpytorch_gaps.distributed.ranks import ALONE, Ranks
-from gpytorch_gaps.distributed.training import average_gradients
+from gpytorch_gaps.distributed.training import average_gradients, num_probes
+from gpytorch_gaps.finish import ENOUGH, MORE_PROBES, QuasiNewton
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
 from gpytorch_gaps.kronecker.products import kron_matmul_flops
@@ -40,6 +41,8 @@ class Run:
     ) -> None:
         self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
         self.ranks = ranks
+        self.finish: QuasiNewton | None = None  # takes the place of the optimizer in the last steps
+        self._finish_memory: WarmStart | None = None  # whose probes stay the same then, if there is no other
         self.history = History()
         self._losses: list[float] = []  # of every evaluation in this step
         self._records: list[SolveRecord] = []  # likewise
@@ -56,7 +59,8 @@ class Run:
         self._records.clear()
         self._losses.clear()
         self._gradient_seconds = 0.0
-        self.optimizer.step(self._evaluate)  # type: ignore[arg-type]  # annotated as float, but documented as Tensor
+        optimizer: Any = self.finish or self.optimizer
+        optimizer.step(self._evaluate)
         if not self._losses:
             came, expected = "one that never evaluates the loss", "one whose step(closure) calls the closure"
             raise ValueError(f"fit: optimizer: got {came}, expected {expected}")
@@ -74,8 +78,50 @@ class Run:
         history.solve_seconds.append(sum(solve.seconds for record in self._records for solve in record))
         history.gradient_seconds.append(self._gradient_seconds)
         history.sent_bytes.append(self.ranks.traffic.total - sent)
+        history.expected_gain.append(
+            None if self.finish is None else self.finish.expected_gain * history.num_observations
+        )
         history.loss.append(self._losses[0])
         self.now = self.snapshot()
+
+    # -- the last steps ----------------------------------------------------------------------------------------------
+
+    def begin_finish(self) -> bool:
+        """Has the next steps be those of `finish`; False where the loss is no function of the parameters.
+
+        Then two evaluations differ: with dropout in a network, or other probes every time for a batch of models.
+        """
+        self._make_finish()
+        try:
+            first, second = (float(self._evaluate()) for _ in range(2))
+        except FitError:
+            first, second = 0.0, math.inf
+        if abs(first - second) * self.history.num_observations <= ENOUGH:
+            return True
+        self.restore(self.now)
+        return False
+
+    def finish_step(self) -> bool:
+        """One of the last steps; False, and undone, where it leads to a loss that is not finite."""
+        try:
+            self.step()
+        except FitError:
+            self.restore(self.now)
+            return False
+        return True
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the last two steps were expected to gain next to nothing, by a curvature that is known."""
+        last = self.history.expected_gain[-2:]
+        known = self.finish is not None and len(last) == 2 and self.finish.knows_curvature
+        return known and all(gain is not None and gain <= ENOUGH for gain in last)
+
+    def _make_finish(self) -> QuasiNewton:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.finish = QuasiNewton(parameters)
+        self._finish_memory = WarmStart(MORE_PROBES * num_probes()) if self.memory is None else None
+        return self.finish
 
     def _evaluate(self) -> Tensor:
         """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
@@ -111,8 +157,19 @@ class Run:
         flops = max(kron_matmul_flops([(size, size) for size in grid.shape], columns) for grid in grids)
         return threads_for(flops, columns * max(grid.num_cells for grid in grids))
 
-    def _remembering(self) -> AbstractContextManager:
-        return nullcontext() if self.memory is None else settings.warm_start(self.memory)
+    @property
+    def _memory_now(self) -> WarmStart | None:
+        return self.memory or self._finish_memory
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """With what there is to remember; in the last steps the same probes every time, and solves without a bias."""
+        memory = self._memory_now
+        if memory is None:
+            yield
+            return
+        with settings.warm_start(memory), nullcontext() if self.finish is None else memory.settling():
+            yield
 
     def latest(self) -> dict[str, Any]:
         """The last step in a few words, for the bar."""
@@ -125,12 +182,14 @@ class Run:
     def snapshot(self) -> dict[str, Any]:
         """Copies of all that the next step depends on."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        remembered = {} if self.memory is None else {"warm_start": self.memory.state_dict()}
+        memory = self._memory_now
+        remembered = {} if memory is None else {"warm_start": memory.state_dict()}
         return {
             **remembered,
             "step": len(self.history),
             "model": copy.deepcopy(self.model.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "finish": None if self.finish is None else copy.deepcopy(self.finish.state_dict()),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
         }
 
@@ -138,10 +197,14 @@ class Run:
         """All but the random state, which is the user's unless a checkpoint is resumed."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.memory is not None and "warm_start" in state:
-            self.memory.load_state_dict(state["warm_start"])
-        elif self.memory is not None:
-            self.memory.forget()
+        self.finish = self._finish_memory = None
+        if state["finish"] is not None:
+            self._make_finish().load_state_dict(state["finish"])
+        memory = self._memory_now
+        if memory is not None and "warm_start" in state:
+            memory.load_state_dict(state["warm_start"])
+        elif memory is not None:
+            memory.forget()
 
     def fall_back(self, file: Checkpoint | None) -> None:
         """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""

@@ -1,8 +1,9 @@
 """Contexts in GPyTorch's style: ``with settings.gap_method("fill"), settings.solve_tolerance(1e-8): ...``
 
 Every value is checked when the context is made, so that a misspelt method fails at its own line. Tolerances are never
-looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over ours. Dense Cholesky is used up to
-``linear_operator.settings.max_cholesky_size`` (800 by default), for the observed cells or for the gaps.
+looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over ours. Matrices of up to `dense_size`
+observations, or gaps, are factorized; a smaller ``linear_operator.settings.max_cholesky_size`` wins over it. A larger
+one does not: importing BoTorch raises it to 4096 for the whole process.
 """
 
 import math
@@ -145,6 +146,16 @@ class max_iterations(_Number):
     _global_value = 2000
 
 
+class dense_size(_Number):
+    """Observations, or gaps, up to which ``"auto"`` always takes a dense Cholesky factor; beyond, where it is cheaper.
+
+    ``gap_method("cholesky")`` and ``logdet_method("exact")`` ask for one whatever the size.
+    """
+
+    integer = True
+    _global_value = 800
+
+
 class gap_penalty(_Number):
     """The penalty gamma of sec:PG. None: large enough that the penalty itself costs no accuracy asked for."""
 
@@ -230,12 +241,18 @@ def tolerance_in_force(training: bool = False) -> float:
     return min(ours, float(linear_operator.settings.cg_tolerance.value()))
 
 
+def dense_size_in_force() -> float:
+    """The smaller of `dense_size` and ``linear_operator.settings.max_cholesky_size``."""
+    return min(dense_size.value(), linear_operator.settings.max_cholesky_size.value())
+
+
 _OF_A_SOLVE = (
     gap_method,
     preconditioner_rank,
     solve_tolerance,
     mean_tolerance,
     max_iterations,
+    dense_size,
     gap_penalty,
     mixed_precision,
 )
@@ -282,6 +299,8 @@ def in_force() -> Snapshot:
 
 __all__ = [
     "Snapshot",
+    "dense_size",
+    "dense_size_in_force",
     "gap_method",
     "gap_penalty",
     "in_force",

@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 
-from gpytorch_gaps import settings
+from gpytorch_gaps import WarmStart, settings
 from gpytorch_gaps.fit import _Plateau, fit
 from gpytorch_gaps.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.operators import SelectedKroneckerOperator
@@ -304,7 +304,7 @@ def test_history_of_plain_gpytorch():
     assert history.best_loss == min(history.loss)
     columns = history.as_dict()
     seconds = {"seconds", "solve_seconds", "gradient_seconds"}
-    others = {"loss", "noise", "iterations", "worst_residual", "standard_error", "sent_bytes"}
+    others = {"loss", "noise", "iterations", "worst_residual", "standard_error", "sent_bytes", "expected_gain"}
     assert set(columns) == {*others, *seconds}
     for whole, solves, gradient in zip(*(columns[name] for name in sorted(seconds, key=len)), strict=True):
         assert solves >= 0
@@ -415,16 +415,135 @@ def test_a_noisy_fall_goes_on():
     assert stops_at([2 * e for e in noise]) is not None
 
 
-def test_stops_on_a_plateau_in_nats_of_all_observations():
+def num_finishing(history):
+    return sum(gain is not None for gain in history.expected_gain)
+
+
+def test_a_plateau_in_nats_of_all_observations_ends_the_optimizer_s_part():
+    history = fit(make(), 1000, progress=False)
+    first = len(history) - num_finishing(history)
+    assert 15 < first < len(history) < 400
+    assert history.expected_gain[:first] == [None] * first
+    assert stops_at([loss * 30 for loss in history.loss[:first]], patience=10) == first - 1
+    looser = fit(make(), 1000, progress=False, min_improvement=3.0, patience=5)
+    assert len(looser) - num_finishing(looser) < first
+
+
+# -- the finish --------------------------------------------------------------------------------------------------------
+
+
+def maximum_likelihood(model):
+    """Of a converged L-BFGS with a line search, from where the model is; and its loss in nats."""
+    model = copy.deepcopy(model).train()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    options = {"max_iter": 300, "tolerance_grad": 1e-8, "tolerance_change": 1e-14, "line_search_fn": "strong_wolfe"}
+    optimizer = torch.optim.LBFGS(model.parameters(), **options)
+
+    def loss():
+        optimizer.zero_grad()
+        value = -len(model.train_targets) * mll(model(*model.train_inputs), model.train_targets)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return model, loss().item()
+
+
+@pytest.mark.parametrize("kind", [make, make_grid])
+def test_fit_as_it_comes_ends_at_the_maximum(kind):
+    model = kind()
+    history = fit(model, progress=False)
+    assert history.converged
+    assert history.stopped == "converged"
+    assert "converged" in str(history)
+    best, lowest = maximum_likelihood(model)
+    assert model.likelihood.noise.item() == pytest.approx(best.likelihood.noise.item(), rel=1e-3)
+    assert history.loss[-1] * history.num_observations - lowest < 1e-3
+
+
+def test_the_expected_gain_is_what_there_is_to_gain():
+    model = make(n=60)
+    history = fit(model, 200, progress=False)
+    _, lowest = maximum_likelihood(model)
+    finishing = num_finishing(history)
+    assert finishing >= 5
+    left = [loss * 60 - lowest for loss in history.loss[-3:]]
+    assert max(history.expected_gain[-2:]) <= 1e-4
+    assert max(left[-2:]) < 1e-3
+
+
+@pytest.mark.parametrize(("kernel", "rank", "side"), [(RBFKernel, 12, "data side"), (rough_kernel, None, "gaps side")])
+def test_stochastic_log_determinants_end_where_the_gradient_of_their_probes_vanishes(kernel, rank, side):
+    model = make_grid(kernel)
+    model.likelihood.noise = 0.05
+    model.likelihood.raw_noise.requires_grad_(False)  # the rough kernel would do without
+    stochastic = settings.logdet_method("stochastic")
+    with linear_operator.settings.max_cholesky_size(0), stochastic, settings.preconditioner_rank(rank):
+        torch.manual_seed(1)
+        with record_solves() as solves:
+            history = fit(model, 300, progress=False)
+        assert all(report.reason.endswith(side) for report in solves.logdets[-3:])
+        assert history.converged
+        assert max(history.standard_error[-2:]) > 0
+        gradients = []
+        for seed in range(2):  # other probes: another gradient
+            model.train().zero_grad()
+            with settings.warm_start(WarmStart(20, 1e-9, loosest=1e-9, seed=seed)):
+                mll = ExactMarginalLogLikelihood(model.likelihood, model)
+                (-50 * mll(model(*model.train_inputs), model.train_targets)).backward()
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            gradients.append(max(float(parameter.grad.abs().max()) for parameter in trained))
+    assert gradients[0] < 0.25 * gradients[1]
+
+
+def test_a_loss_that_is_no_function_of_the_parameters_ends_on_a_plateau_and_says_so():
+    history = fit(make(DeepModel), 300, progress=False, min_improvement=2.0)
+    assert history.stopped == "plateau"
+    assert not history.converged
+    assert "plateau reached" in str(history)
+    assert num_finishing(history) == 0
+
+
+def test_steps_that_run_out_in_the_finish_have_not_converged():
+    whole = fit(make(), 1000, progress=False)
+    history = fit(make(), len(whole) - 2, progress=False)
+    assert history.stopped == "steps"
+    assert not history.converged
+    assert history.loss == whole.loss[:-2]
+
+
+def test_a_finish_that_fails_leaves_the_last_finite_parameters():
+    whole = fit(make(), 1000, progress=False)
+    first = len(whole) - num_finishing(whole)
     model = make()
+    model.trap_at, model.trap = first + 2 + 3, lambda mean: mean * math.nan  # two evaluations precede the finish
     history = fit(model, 1000, progress=False)
     assert history.stopped == "plateau"
-    assert history.converged
-    assert 25 < len(history) < 400
-    assert "plateau reached" in str(history)
-    assert stops_at([loss * 30 for loss in history.loss]) == len(history) - 1
-    looser = fit(make(), 1000, progress=False, min_improvement=3.0, patience=5)
-    assert len(looser) < len(history)
+    assert not history.converged
+    assert len(history) == first + 3
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert not model.training
+
+
+@pytest.mark.parametrize("kind", ["plain", "stochastic"])
+def test_a_run_interrupted_in_its_finish_resumes_bit_for_bit(kind, tmp_path):
+    make_model, path = KINDS[kind][0], tmp_path / "run.pt"
+
+    def run(model, steps, **arguments):
+        torch.manual_seed(5)
+        size, method = (0, "stochastic") if kind == "stochastic" else (800, "auto")
+        with linear_operator.settings.max_cholesky_size(size), settings.logdet_method(method):
+            return fit(model, steps, progress=False, **arguments)
+
+    whole = make_model()
+    expected = run(whole, 400)
+    assert num_finishing(expected) > 4
+    run(make_model(), len(expected) - 3, checkpoint=path)
+    resumed = make_model()
+    history = run(resumed, 400, checkpoint=path)
+    assert without_seconds(history) == without_seconds(expected)
+    assert_same(resumed, whole)
+    assert run(make_model(), 400, checkpoint=path) == history
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -818,6 +937,22 @@ def test_another_objective_is_refused(tmp_path):
     model = make()
     with pytest.raises(ValueError, match="objective: ExactMarginalLogLikelihood"):
         quiet(model, 9, checkpoint=tmp_path / "run.pt", mll=LeaveOneOutPseudoLikelihood(model.likelihood, model))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (settings.logdet_method("stochastic"), "logdet_method: auto in the checkpoint, stochastic here"),
+        (settings.train_tolerance(1e-3), "train_tolerance: 1e-06 in the checkpoint, 0.001 here"),
+        (settings.gap_method("fill"), "gap_method: auto in the checkpoint, fill here"),
+        (linear_operator.settings.num_trace_samples(3), "num_trace_samples: 10 in the checkpoint, 3 here"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_settings_that_change_the_numbers_are_refused(other, message, tmp_path):
+    quiet(make_grid(), 3, checkpoint=tmp_path / "run.pt")
+    with other, pytest.raises(ValueError, match=message):
+        quiet(make_grid(), 9, checkpoint=tmp_path / "run.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", "cut", "other"])

@@ -214,6 +214,7 @@ def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
         settings.solve_tolerance(rougher * _RESIDUAL),
         settings.mean_tolerance(rougher * options.tolerance),
         settings.mixed_precision(),
+        settings.dense_size(_DENSE),
         linear_operator.settings.max_cholesky_size(_DENSE),
         settings.progress(options.progress),
         warnings.catch_warnings(),

@@ -17,8 +17,10 @@ from torch import Tensor
 from gpytorch_gaps.grid import CartesianGrid, first_equal_row, refuse_other_grid, same_values
 from gpytorch_gaps.kernels.gappy_grid_kernel import one_member
 from gpytorch_gaps.kernels.terms import grid_covariance, grid_points, row_points
+from gpytorch_gaps.likelihoods.marginal_normal import MarginalNormal
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
+from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator
 from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 
 
@@ -96,7 +98,9 @@ class GappyGridLikelihood(GaussianLikelihood):
                 f"noise: is {diagonal.dtype}, the model's mean {function_dist.mean.dtype}; expected the same: "
                 f"model.to({function_dist.mean.dtype}) casts a model with its likelihood"
             )
-        return function_dist.__class__(function_dist.mean, grid_covariance(covariance) + diagonal)
+        noisy = grid_covariance(covariance) + diagonal
+        plain = type(function_dist) is MultivariateNormal and isinstance(noisy, OwnAddedDiagOperator)
+        return (MarginalNormal if plain else type(function_dist))(function_dist.mean, noisy)
 
     def _shaped_noise_covar(
         self, base_shape: torch.Size, *params: Any, noise: Tensor | None = None, **kwargs: Any

@@ -4,8 +4,21 @@ For a probe z ~ N(0, P), Lanczos on ``P^-1/2 A P^-1/2`` from ``P^-1/2 z`` gives 
 estimate of the log-determinant; the probes' spread is its standard error.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import linear_operator
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def estimating() -> Iterator[None]:
+    """Has linear_operator estimate log-determinants, whatever it would do by its own settings for a matrix so small,
+    or in a process that has turned estimates off (importing BoTorch does): we have decided already.
+    """
+    with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
+        yield
 
 
 def log_quadrature(tridiagonal: Tensor, size: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -59,9 +61,9 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             solution = self._solution(key[0])
             if gpytorch.settings.detach_test_caches.on():
                 solution = solution.detach()
-            if solution.grad_fn is not None:  # a graph serves one backward pass
-                solution.grad_fn.register_hook(lambda *_: self._solutions.clear())
             self._solutions[key] = solution
+            if solution.grad_fn is not None:
+                solution.grad_fn.register_hook(_forgetting(self))
         return self._solutions[key]
 
     def _solution(self, key: tuple[Any, ...]) -> Tensor:
@@ -121,6 +123,22 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         return type(self)(
             full_inputs, full_output, full_targets, likelihood, before=None if found is None else found[0].solutions
         )
+
+
+def _forgetting(strategy: GappyGridPredictionStrategy) -> Callable[..., None]:
+    """A hook that has a strategy forget its solutions: their graph serves one backward pass.
+
+    The garbage collector does not see a graph's hooks, so that one that held the strategy would keep it for ever: it
+    holds the solution, the solution its graph.
+    """
+    found = weakref.ref(strategy)
+
+    def forget(*_: Any) -> None:
+        owner = found()
+        if owner is not None:
+            owner._solutions.clear()
+
+    return forget
 
 
 def _warn_of_rounding(covariance: LinearOperator) -> None:

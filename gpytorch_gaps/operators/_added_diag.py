@@ -12,17 +12,15 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, same_problem, sum_over_ranks
 from gpytorch_gaps.functions.solve import OwnInvQuad, OwnSolve
-from gpytorch_gaps.functions.warm_likelihood import WarmLikelihood
-from gpytorch_gaps.logdet.stochastic import log_quadrature, standard_error
+from gpytorch_gaps.logdet.stochastic import estimating, log_quadrature, standard_error
 from gpytorch_gaps.operators._base import as_diagonal
 from gpytorch_gaps.operators._solve import krylov_solve
+from gpytorch_gaps.operators._warm import warm_inv_quad_logdet
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.reports import LogdetReport, one_report, report_logdet, report_solve
-from gpytorch_gaps.solvers.choose import expecting
+from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum import SumSystem
 from gpytorch_gaps.solvers.system import GapSystem
-from gpytorch_gaps.solvers.warm_start import Trail, WarmStart
 from gpytorch_gaps.threads import Work, sized
 
 _DEFAULT_RANK = 1000  # of low-rank variances
@@ -203,9 +201,8 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         remembered = memory is not None and together and not self.batch_shape
         if remembered and self._is_estimate(path):
             assert inv_quad_rhs is not None
-            return self._warm_inv_quad_logdet(
-                memory, self._columns("inv_quad_rhs", inv_quad_rhs), reduce_inv_quad, path
-            )
+            quad, value = warm_inv_quad_logdet(self, memory, self._columns("inv_quad_rhs", inv_quad_rhs), path)
+            return quad.sum(-1) if reduce_inv_quad else quad, value
         if together and path == ("stochastic", "data"):
             # one run of conjugate gradients serves probes and right-hand sides
             quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
@@ -243,61 +240,6 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """Whether the log-determinant is found from probes."""
         return path[0] == "stochastic"
 
-    def _warm_inv_quad_logdet(
-        self, memory: WarmStart, rhs: Tensor, reduce_inv_quad: bool | None, path: tuple[str, str]
-    ) -> tuple[Tensor, Tensor]:
-        """From where the last step ended, with its probes; by the method in force, whichever that is."""
-        share, everything = Share(settings.group.value(), memory.num_probes), rhs
-        rhs = rhs if share.has_data else rhs[:, :0]
-        with torch.no_grad():
-            probes = memory.probes(self.size(-1), rhs)[:, share.probes]
-            columns = [*_columns_of(rhs.detach()), *_columns_of(probes)]
-            system = self._system()
-            known = memory.guess(system.cells, rhs, share.count)
-            guesses: list[Any] = [None] * len(columns) if known is None else _columns_of(known)
-            guessed = known is not None and columns
-            start = share.last(self._relative_residual(columns[-1], guesses[-1]) if guessed else 1.0)
-            key = (settings.gap_method.value(), settings.preconditioner_rank.value())
-            total = everything.size(-1) + memory.num_probes
-            with one_report(), expecting(total), memory.lending(system, key), memory.aiming(start):
-                # one at a time: each stops where it is done, and a large grid's products are faster
-                found = [
-                    self._solve(column, training=True, guess=guess).mT
-                    for column, guess in zip(columns, guesses, strict=True)
-                ]
-            solutions = _side_by_side(found, rhs)  # shape: (N, C + k), columns whole in memory
-            solution, probe_solutions = solutions.split([rhs.size(-1), probes.size(-1)], -1)
-            products = [self.wide_matmul(x.double()).mT for x in (*_columns_of(solution), *_columns_of(probes))]
-            image, probe_images = _side_by_side(products, rhs).split([rhs.size(-1), probes.size(-1)], -1)
-            trail = memory.follow(system.cells, solutions, probe_images, share)
-            reason = f"followed over steps, {path[1] or 'data'} side"
-            if trail is None:
-                with linear_operator.settings.num_trace_samples(memory.num_probes), memory.aiming():
-                    value, report = self._own_logdet(path)
-                error = torch.zeros_like(value) if report.standard_error is None else report.standard_error
-                trail = Trail(system.cells, solutions, probe_images, value, error, torch.zeros_like(probes[0]))
-                reason = f"begun, {report.reason}"
-            memory.keep(trail)
-            now = trail.of_all(share)
-        report_logdet(LogdetReport("stochastic", now.value, now.standard_error, memory.num_probes, 0, reason))
-        quad, value = WarmLikelihood.apply(
-            self.representation_tree(),
-            rhs,
-            solution,
-            image,
-            probes,
-            probe_solutions,
-            now.value.to(rhs.dtype),
-            *self.representation(),
-        )
-        quad = sum_over_ranks(share.ranks, quad if share.has_data else self._no_quad(everything))
-        return quad.sum(-1) if reduce_inv_quad else quad, sum_over_ranks(share.ranks, share.weight * value)
-
-    def _relative_residual(self, rhs: Tensor, solution: Tensor) -> float:
-        """Of one column. shape: (N, 1)"""
-        wide = rhs.double()
-        return float((wide - self.wide_matmul(solution.double())).norm() / wide.norm())
-
     def _own_logdet(self, path: tuple[str, str]) -> tuple[Tensor, LogdetReport]:
         """``log|K + D|``, differentiable, and how it was found."""
         if path == ("stochastic", "data"):
@@ -312,9 +254,9 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         # autograd Functions rebuild the operator fully expanded: the probes they see must be those we ask for below
         operator: OwnAddedDiagOperator = self._expand_batch(self.batch_shape) if self.batch_shape else self
         share = Share(settings.group.value(), num_probes())
-        with linear_operator.settings.max_cholesky_size(0), linear_operator.settings.fast_computations(log_prob=True):
+        with estimating():
             estimates: Tensor | None
-            if share.ranks.size > 1:
+            if share.draws:
                 quad, value, estimates = operator._estimate_together(rhs, share)
                 quad = quad.sum(-1) if reduce_inv_quad else quad
             else:
@@ -326,7 +268,10 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         return quad, value, report
 
     def _estimate_together(self, rhs: Tensor | None, share: Share) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by several ranks, of which one has the data, and all have some probes; and what probes estimated."""
+        """The same with probes that are drawn here, by several ranks perhaps; and what these probes estimated.
+
+        One rank has the data, and all have some probes.
+        """
         operator, estimates = self._with_probes_of(share), None
         own = rhs if share.has_data else None
         quad = torch.zeros([], dtype=self.dtype, device=self.device) if rhs is None else self._no_quad(rhs)
@@ -358,16 +303,6 @@ def solve_data(train: LinearOperator, data: Tensor, guess: Tensor | None = None)
     if isinstance(train, OwnAddedDiagOperator):
         return train.solve(data, guess=guess, of_data=True)
     return train.solve(data)
-
-
-def _columns_of(x: Tensor) -> list[Tensor]:
-    """shape: (N, C) -> C of (N, 1)"""
-    return list(x.split(1, -1)) if x.size(-1) else []
-
-
-def _side_by_side(rows: list[Tensor], like: Tensor) -> Tensor:
-    """Columns that are whole in memory. shape: C of (1, N) -> (N, C)"""
-    return torch.cat(rows).to(like.dtype).mT if rows else like.new_zeros(like.size(-2), 0)
 
 
 def asked_rank() -> int:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import linear_operator
 import torch
 from linear_operator.operators import ConstantDiagLinearOperator
 from torch import Tensor
@@ -13,7 +12,7 @@ from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, su
 from gpytorch_gaps.kronecker.selection import product_at, unravel
 from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
 from gpytorch_gaps.logdet.nystrom import nystrom_logdet
-from gpytorch_gaps.logdet.stochastic import standard_error
+from gpytorch_gaps.logdet.stochastic import estimating, standard_error
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import LogdetReport
@@ -67,8 +66,8 @@ def _gap_side_stochastic(operator: Any) -> tuple[Tensor, Tensor, int, int]:
     memo.get("eigen", factors, system.eigen)  # worked out already: not once more below
     gaps = FillGapsOperator(*factors, noise=noise.to(factors[0].dtype), gap_index=system.gap_index, memo=memo)
     share, estimates, iterations = Share(settings.group.value(), num_probes()), None, 0
-    with linear_operator.settings.max_cholesky_size(0):
-        if share.ranks.size > 1:
+    with estimating():
+        if share.draws:
             gaps.probes = own_probes(gaps, gaps._preconditioner()[1], share)
         own = gaps.logdet() if share.count else torch.zeros_like(value)
     if share.count:

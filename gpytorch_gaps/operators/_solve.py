@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import linear_operator
 import torch
 from torch import Tensor
 
@@ -35,7 +34,7 @@ def solve_in_force(
         tolerance=settings.tolerance_in_force(training),
         error_in_std=settings.mean_tolerance_in_force() if of_data else None,
         max_iterations=settings.max_iterations.value(),
-        max_cholesky=linear_operator.settings.max_cholesky_size.value(),
+        max_cholesky=settings.dense_size_in_force(),
         penalty=settings.gap_penalty.value(),
         guess=guess,
         mixed=settings.mixed_precision.value(),

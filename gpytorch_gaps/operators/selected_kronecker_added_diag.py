@@ -157,7 +157,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
         if not free or system.row_scale is not None or not noise > 0:
             return None
-        if dense_first(system, num_rhs, linear_operator.settings.max_cholesky_size.value()):
+        if dense_first(system, num_rhs, settings.dense_size_in_force()):
             return None
         tolerance = settings.tolerance_in_force()
         limit = min(_LOW_RANK_LIMIT, system.num_train)
@@ -185,7 +185,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
 
     def solve_flops(self, num_rhs: int) -> float:
         system, method, tolerance = self._system(), settings.gap_method.value(), settings.tolerance_in_force()
-        budget, size = settings.max_iterations.value(), linear_operator.settings.max_cholesky_size.value()
+        budget, size = settings.max_iterations.value(), settings.dense_size_in_force()
         if method == "fill":
             return fill_plan(system, num_rhs, tolerance, budget).flops
         if method == "spectral":
@@ -207,7 +207,6 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
 
     def _path_of_system(self) -> tuple[str, str]:
         """Of the system that is solved, which is whitened where the noise is a product over axes."""
-        dense = linear_operator.settings.fast_computations.log_prob.off()
         return choose_logdet(
             self._system(),
             settings.logdet_method.value(),
@@ -215,7 +214,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             num_probes=linear_operator.settings.num_trace_samples.value(),
             tolerance=settings.tolerance_in_force(training=True),
             max_iterations=settings.max_iterations.value(),
-            max_cholesky=math.inf if dense else linear_operator.settings.max_cholesky_size.value(),
+            max_cholesky=settings.dense_size_in_force(),
         )
 
     def _is_estimate(self, path: tuple[str, str]) -> bool:

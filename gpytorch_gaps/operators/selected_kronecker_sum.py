@@ -178,7 +178,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             settings.preconditioner_rank.value(),
             num_rhs,
             settings.tolerance_in_force(training),
-            linear_operator.settings.max_cholesky_size.value(),
+            settings.dense_size_in_force(),
             start,
         )
 
@@ -229,7 +229,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
         free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
-        if free and self._system().dense_first(num_rhs, linear_operator.settings.max_cholesky_size.value()):
+        if free and self._system().dense_first(num_rhs, settings.dense_size_in_force()):
             return None
         tolerance = settings.tolerance_in_force()
         # variances may be as far below the noise as the noise is below the prior
@@ -262,9 +262,8 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
                 "logdet_method: got 'nystrom' for a sum of kernels, expected 'auto', 'exact' or 'stochastic'"
             )
         if method == "auto":
-            dense = linear_operator.settings.fast_computations.log_prob.off()
             probes = linear_operator.settings.num_trace_samples.value()
-            max_cholesky = math.inf if dense else linear_operator.settings.max_cholesky_size.value()
+            max_cholesky = settings.dense_size_in_force()
             tolerance, rank = settings.tolerance_in_force(training=True), settings.preconditioner_rank.value()
             plan = self._system().choose("auto", rank, probes + 1, tolerance, max_cholesky)
             method = "exact" if plan.method == "cholesky" else "stochastic"

@@ -30,6 +30,8 @@ from gpytorch_gaps.solvers.signs import random_signs
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
 REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
 LONGEST_STEP = 0.05  # nats an observation: after a longer one the log-determinant is estimated afresh
+LOOSEST_SETTLED = 1e-2  # relative residual
+BIAS = 0.1  # of a gradient by unfinished solves, in standard deviations of the score, once hyperparameters have settled
 
 
 @dataclass
@@ -82,21 +84,28 @@ class WarmStart:
         for is off by about ``sqrt(2 / (k T))`` of its size: four serve a hundred thousand observations as well as the
         data themselves determine their hyperparameters.
     :param tolerance: relative residual of every solve once the hyperparameters have settled; of the original system
-        whatever the method, in place of ``settings.train_tolerance``. While they still move, three tenths of the
-        residual that the last step's solutions leave are enough: what remains is gone through in the steps to come.
+        whatever the method, in place of ``settings.train_tolerance``. By default it follows from the number of
+        observations and their noise, see :func:`unbiased_tolerances`. While hyperparameters still move, three tenths
+        of the residual that the last step's solutions leave are enough: what remains is gone through in the steps to
+        come.
     :param loosest: relative residual of every solve while they move, at most.
     :param seed: of the probes, which are signs.
     """
 
-    def __init__(self, num_probes: int = 4, tolerance: float = 1e-2, *, loosest: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self, num_probes: int = 4, tolerance: float | None = None, *, loosest: float = 0.1, seed: int = 0
+    ) -> None:
         for name, whole, least in (("num_probes", num_probes, 1), ("seed", seed, 0)):
             if not isinstance(whole, int) or isinstance(whole, bool) or whole < least:
                 raise ValueError(f"WarmStart: {name}: got {whole!r}, expected an integer, at least {least}")
         for name, value in (("tolerance", tolerance), ("loosest", loosest)):
-            if not isinstance(value, numbers.Real) or not 0.0 < value < 1.0:
+            default = name == "tolerance" and value is None
+            if not default and (not isinstance(value, numbers.Real) or not 0.0 < value < 1.0):
                 raise ValueError(f"WarmStart: {name}: got {value!r}, expected a number between 0 and 1")
-        self.num_probes, self.tolerance, self.loosest = num_probes, float(tolerance), float(loosest)
+        self.num_probes, self.loosest = num_probes, float(loosest)
+        self.tolerance = None if tolerance is None else float(tolerance)
         self.seed = seed
+        self._settled = False
         self.tolerance_now: float | None = None  # of solves that start warm, while they are made
         self._trails: dict[int, Trail] = {}
         self._loans: dict[int, Loan] = {}
@@ -106,13 +115,26 @@ class WarmStart:
         return random_signs(self.seed, self.num_probes, rows, like).mT  # columns that are whole in memory
 
     @contextmanager
-    def aiming(self, start: float = 0.0) -> Iterator[None]:
-        """Has solves that begin with a relative residual of `start` stop where that is enough."""
-        self.tolerance_now = max(self.tolerance, min(self.loosest, REDUCTION * start))
+    def aiming(self, settled: float, start: float = 0.0) -> Iterator[None]:
+        """Has solves that begin with a relative residual of `start` stop where that is enough.
+
+        :param settled: relative residual once hyperparameters have settled.
+        """
+        moving = 0.0 if self._settled else min(self.loosest, REDUCTION * start)
+        self.tolerance_now = max(settled, moving)
         try:
             yield
         finally:
             self.tolerance_now = None
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Has all solves go down to where hyperparameters that have settled want them, whether they move or not."""
+        self._settled = True
+        try:
+            yield
+        finally:
+            self._settled = False
 
     @contextmanager
     def lending(self, system: Any, settings: Hashable) -> Iterator[None]:
@@ -181,7 +203,30 @@ class WarmStart:
         self._loans = {}
 
     def __str__(self) -> str:
-        return f"{self.num_probes} probes of seed {self.seed}, to {self.tolerance:g}, at most {self.loosest:g}"
+        tolerance = "what leaves no bias" if self.tolerance is None else f"{self.tolerance:g}"
+        return f"{self.num_probes} probes of seed {self.seed}, to {tolerance}, at most {self.loosest:g}"
+
+
+def unbiased_tolerances(rhs: Tensor, noise: Tensor) -> tuple[float, float]:
+    """Relative residuals, for the data and for probes, that move a maximum of the likelihood by a tenth of its error.
+
+    With ``A = L L'``, ``B = L^-1 dA L^-T`` and Fisher's information ``F = tr(B^2) / 2``, a residual r of the solution
+    for the data y moves the score ``y'A^-1 dA A^-1 y / 2`` by
+
+        |y'L^-T B L^-1 r|  <=  sqrt(2 F) ||L^-1 r||  <=  sqrt(2 F) ||D^-1/2 r||
+
+    as ``L^-1 y`` is white, and the score has a standard deviation of sqrt(F). Residuals relative to the data themselves
+    promise nothing where these are far above their noise. A relative residual e of a probe z of norm sqrt(N) moves
+    ``z'A^-1 dA z / 2``, whose mean is the other half of the score, by at most ``e sqrt(N) ||A^-1 dA z|| / 2``, about
+    ``e sqrt(N F / 2)``.
+
+    :param rhs: shape (N, C).
+    :param noise: variances, of any shape.
+    """
+    rows, size = rhs.size(-2), float(rhs.detach().double().norm(dim=-2).amax()) if rhs.size(-1) else 0.0
+    scale = float(noise.detach().double().min()) ** 0.5
+    data = BIAS * scale / (2.0**0.5 * size) if size > 0 else 1.0
+    return min(data, LOOSEST_SETTLED), min(BIAS * (2.0 / rows) ** 0.5, LOOSEST_SETTLED)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

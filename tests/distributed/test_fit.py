@@ -18,6 +18,7 @@ CASES = {
     "one probe": ("one product", {"num_probes": 1}),
     "warm starts": ("one product", {"warm_start": True, "steps": 5}),
     "warm starts of a sum": ("a sum", {"warm_start": True, "steps": 4}),
+    "a finish": ("one product", {"patience": 1, "min_improvement": 1e3, "steps": 9}),
     "a loop of its own": ("one product", {"own_loop": True}),
 }
 
@@ -89,7 +90,7 @@ def test_alone_nothing_is_sent():
         ("shape", "train_inputs: got"),
         ("kernel", "modules: .* on rank 1"),
         ("nu", "modules: got .*nu=2.5.*nu=0.5"),
-        ("patience", "patience: got 20 on rank 0 and 5 on rank 1"),
+        ("patience", "patience: got 10 on rank 0 and 5 on rank 1"),
         ("probes", "num_trace_samples: got 10 on rank 0 and 3 on rank 1"),
         ("rate", r"optimizer: groups: got .*0\.1.*0\.01"),
     ],

@@ -288,6 +288,24 @@ def test_stochastic_is_unbiased_with_an_honest_standard_error(factors, noise, ra
     assert float(errors.std()) > 1e-6  # it is an estimate
 
 
+@pytest.mark.parametrize("case", ["data, rank 15", "gaps", "data, product noise"])
+def test_deterministic_probes_give_one_value_with_an_honest_standard_error(case):
+    factors, noise, rank, _ = STOCHASTIC[case]
+    index = dense.observed("random", SHAPE)
+    truth, scores = torch.logdet(dense.system(factors, index, noise)), []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        with linear_operator.settings.deterministic_probes(True):
+            (value, report), (again, _) = (estimate(factors, index, noise, 30, rank) for _ in range(2))
+        assert torch.equal(value, again)
+        assert torch.equal(torch.get_rng_state(), state)
+        scores.append(float((value - truth) / report.standard_error))
+    scores = torch.tensor(scores)
+    assert abs(float(scores.mean())) < 4.0 / len(scores) ** 0.5
+    assert 0.4 < float(scores.std()) < 1.7
+
+
 @pytest.mark.parametrize(("factors", "noise", "rank", "side"), STOCHASTIC.values(), ids=STOCHASTIC.keys())
 def test_stochastic_report_is_the_value_returned(factors, noise, rank, side):
     index = dense.observed("random", SHAPE)

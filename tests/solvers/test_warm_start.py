@@ -9,7 +9,7 @@ from gpytorch_gaps import WarmStart, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
-from gpytorch_gaps.solvers.warm_start import LONGEST_STEP, MOVED, REDUCTION, Trail
+from gpytorch_gaps.solvers.warm_start import BIAS, LONGEST_STEP, MOVED, REDUCTION, Trail, unbiased_tolerances
 from tests import _dense as dense
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -190,17 +190,37 @@ def test_a_step_aims_at_a_share_of_what_it_begins_with(tolerance, loosest):
         assert memory.tolerance_now is None
         assert before == 1e-5
         for start, expected in cases.items():
-            with memory.aiming(start):
+            with memory.aiming(tolerance, start):
                 assert memory.tolerance_now == pytest.approx(expected)
                 assert settings.tolerance_in_force(training=True) == pytest.approx(expected)
                 assert settings.tolerance_in_force() == 1e-7
             assert memory.tolerance_now is None
             assert settings.tolerance_in_force(training=True) == before
-        with memory.aiming():  # of nothing: as far as a solve goes
+        with memory.aiming(tolerance):  # of nothing: as far as a solve goes
             assert settings.tolerance_in_force(training=True) == pytest.approx(tolerance)
-        with pytest.raises(KeyboardInterrupt), memory.aiming(5.0):
+        with memory.settling(), memory.aiming(tolerance, 5.0):  # whether they move or not
+            assert settings.tolerance_in_force(training=True) == pytest.approx(tolerance)
+        with pytest.raises(KeyboardInterrupt), memory.aiming(tolerance, 5.0):
             raise KeyboardInterrupt
         assert settings.tolerance_in_force(training=True) == before
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-3, 0.3])
+def test_solves_that_leave_the_unbiased_residual_move_no_score_by_a_tenth_of_its_deviation(noise):
+    """In whatever direction the residual points."""
+    factors, index = [dense.matern32(14, 0.3), dense.matern32(12, 0.2)], dense.observed("random", (14, 12))
+    matrix = dense.system(factors, index, torch.tensor([noise], dtype=torch.float64))
+    root, size = torch.linalg.cholesky(matrix), len(index)
+    y, probe = root @ dense.randn(size, 1, seed=3), dense.randn(size, 1, seed=4).sign()
+    to_data, to_probes = unbiased_tolerances(y, torch.tensor([noise], dtype=torch.float64))
+    kernel = matrix - noise * dense.identity(size)
+    for change in (kernel, noise * dense.identity(size)):  # by the logarithms of scale and noise
+        whitened = torch.linalg.solve(matrix, change)
+        deviation = (0.5 * (whitened @ whitened).trace()) ** 0.5
+        sensitivity = torch.linalg.solve(matrix, change @ torch.linalg.solve(matrix, y))  # of the score, to a residual
+        assert to_data * y.norm() * sensitivity.norm() < 1.2 * BIAS * deviation  # L^-1 y is white up to chance
+        sensitivity = 0.5 * torch.linalg.solve(matrix, change @ probe)
+        assert to_probes * probe.norm() * sensitivity.norm() < 1.2 * BIAS * deviation
 
 
 # -- preconditioners on loan -------------------------------------------------------------------------------------------
@@ -437,5 +457,5 @@ def test_str_tells_all_apart_that_give_other_numbers():
     others = {"num_probes": 5, "tolerance": 1e-3, "loosest": 0.3, "seed": 1}
     strings = {str(WarmStart()), *(str(WarmStart(**{name: value})) for name, value in others.items())}
     assert len(strings) == 1 + len(others)
-    assert str(WarmStart()) == str(WarmStart(4, 1e-2, loosest=0.1, seed=0))
+    assert str(WarmStart()) == str(WarmStart(4, None, loosest=0.1, seed=0))
     assert str(WarmStart(3, 1e-3, loosest=0.2, seed=7)) == "3 probes of seed 7, to 0.001, at most 0.2"

@@ -2,10 +2,14 @@
 
 import importlib.util
 import json
+from typing import ClassVar
 
+import linear_operator
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import IndexKernel, MaternKernel, PeriodicKernel, RBFKernel
+from linear_operator.operators import DenseLinearOperator
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from tests.upstream._helpers import changed, in_subprocess, raised
@@ -55,6 +59,7 @@ def defaults():
         "fast roots": s._fast_covar_root_decomposition.on(),
         "max_cholesky_size": s.max_cholesky_size.value(),
         "cholesky_max_tries": s.cholesky_max_tries.value(),
+        "max_eager_kernel_size": gpytorch.settings.max_eager_kernel_size.value(),
     }
 before = defaults()
 import botorch
@@ -64,8 +69,40 @@ print(json.dumps([before, defaults()]))
 
 @pytest.mark.skipif(importlib.util.find_spec("botorch") is None, reason="botorch is not installed")
 def test_importing_botorch_changes_defaults():
-    """Trap: `import botorch` turns off fast computations everywhere. Answered by peers run in a subprocess."""
+    """Trap: `import botorch` turns off fast computations everywhere. Answered by a distribution that does not ask.
+
+    These are the settings of tests/workflow/test_process_settings.py. Peers run in a subprocess.
+    """
     before, after = json.loads(in_subprocess(DEFAULTS).splitlines()[-1])
-    where = "the peer tests and benchmarks: each imports botorch in a subprocess"
+    where = "MarginalNormal, settings.dense_size and tests/workflow/test_process_settings.py"
     same = [name for name in before if before[name] == after[name]]
     assert not same, changed(f"import botorch no longer changes {', '.join(same)}", where)
+
+
+class Counting(DenseLinearOperator):
+    """A matrix that counts how often it is asked for all of its entries, or for a log-determinant."""
+
+    asked: ClassVar[list[str]] = []
+
+    def to_dense(self):
+        self.asked.append("entries")
+        return super().to_dense()
+
+    def inv_quad_logdet(self, *args, **kwargs):
+        self.asked.append("log-determinant")
+        return super().inv_quad_logdet(*args, **kwargs)
+
+
+def test_log_densities_are_dense_where_fast_computations_are_off():
+    """Trap: then `log_prob` never asks the operator, but factorizes its entries. Answered by MarginalNormal."""
+    zeros = torch.zeros(4, dtype=torch.float64)
+    asked = {}
+    for fast in (True, False):
+        Counting.asked.clear()
+        with linear_operator.settings.fast_computations(log_prob=fast):
+            MultivariateNormal(zeros, Counting(torch.eye(4, dtype=torch.float64))).log_prob(zeros)
+        asked[fast] = set(Counting.asked)
+    message = changed("log_prob no longer asks fast_computations.log_prob which way to go", "MarginalNormal")
+    assert "log-determinant" in asked[True], message
+    assert "log-determinant" not in asked[False], message
+    assert "entries" in asked[False], message

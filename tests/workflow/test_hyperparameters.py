@@ -9,7 +9,7 @@ from benchmarks.hyperparameters import draw, fitted, maximum_likelihood
 def test_fit_finds_maximum_likelihood(gappiness, seed):
     """The whole table, five draws of two sizes at three levels: ``python -m benchmarks.hyperparameters``."""
     values = draw(30, gappiness, seed)
-    assert (fitted(values, steps=120) / maximum_likelihood(values) - 1).abs().max() < 0.01
+    assert (fitted(values, steps=120) / maximum_likelihood(values) - 1).abs().max() < 1e-3
 
 
 def test_nystrom_inflates_the_noise():
