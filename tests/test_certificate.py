@@ -1,17 +1,23 @@
 """``|mean error at x| <= sd(x) error_in_std``: over random problems, by every way to a posterior mean."""
 
+import copy
+import sys
 import warnings
 
+import gpytorch
+import linear_operator
 import numpy as np
 import pytest
 import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.filling import streamed
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from tests._posterior import Problem, exact_posterior
 
-EPS = torch.finfo(torch.float64).eps
 BATCH = 10  # problems of one test
+METHODS = ("auto", "fill", "ignore", "penalize", "spectral", "cholesky")
 
 
 def error_in_std(mean, expected, deviation, dtype="float64"):
@@ -27,16 +33,10 @@ def means_by_solves(problem):
     cross = SelectedKroneckerOperator(*factors, row_index=torch.arange(problem.values.size), col_index=index)
     covariance = kernel.add_diagonal(torch.tensor(problem.noise, dtype=torch.float64))
     y = torch.from_numpy(problem.y)
-    for method in ("auto", "fill", "ignore", "penalize", "spectral", "cholesky"):
-        limit = gaps_cholesky(0 if method == "auto" else 800)
-        with gaps.settings.gap_method(method), limit, gaps.record_solves() as solves:
+    for method in METHODS:
+        dense = linear_operator.settings.max_cholesky_size(0)  # `auto` is to iterate, small as these are
+        with gaps.settings.gap_method(method), dense, gaps.record_solves() as solves:
             yield method, (cross @ covariance.solve(y, of_data=True)).numpy(), solves[-1]
-
-
-def gaps_cholesky(size):
-    import linear_operator
-
-    return linear_operator.settings.max_cholesky_size(size)
 
 
 def means(problem):
@@ -72,3 +72,98 @@ def test_every_mean_is_within_its_stated_error(start):
 @pytest.mark.benchmark
 def test_every_mean_of_5000_problems_is_within_its_stated_error():
     assert [line for seed in range(1000, 6000) for line in check(seed)] == []
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def with_length(kernel, length):
+    kernel.lengthscale = length
+    return kernel
+
+
+def gappy_field(shape, seed=0, offset=0.0):
+    """Smooth, with a hole and scattered gaps."""
+    rng = np.random.default_rng(seed)
+    x, y = (np.linspace(0.0, 1.0, m) for m in shape)
+    field = np.sin(5.0 * x)[:, None] * np.cos(4.0 * y) + 0.02 * rng.standard_normal(shape) + offset
+    field[rng.random(shape) < 0.3] = np.nan
+    field[4:9, 5:11] = np.nan
+    return field
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("noise", [1e-6, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.filterwarnings("ignore::gpytorch_gaps.NotConvergedWarning")
+def test_the_mean_of_a_model_is_within_its_stated_error(dtype, noise, method):
+    values = torch.from_numpy(gappy_field((16, 18), offset=3.0)).to(dtype)
+    axes = [torch.linspace(0, 1, m, dtype=dtype) for m in values.shape]
+    grid, x, y = gaps.from_array(values, axes)
+    kernels = [with_length(RBFKernel(), 0.3), with_length(MaternKernel(nu=1.5), 0.4)]
+    likelihood = gaps.GappyGridLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-9))
+    model = Model(x, y, likelihood, gaps.GappyGridKernel(kernels, grid)).to(dtype).eval()
+    model.likelihood.noise = noise
+    model.mean_module.constant = 3.0
+    with torch.no_grad():
+        pairs = zip(model.covar_module.kernels, axes, strict=True)
+        factors = [copy.deepcopy(kernel).double()(axis.double()).to_dense().numpy() for kernel, axis in pairs]
+        index = (~values.flatten().isnan()).nonzero().squeeze(-1).numpy()
+        offset = float(model.mean_module.constant)
+        noise = float(model.likelihood.noise)
+        expected, deviation = exact_posterior(factors, index, noise, y.double().numpy() - offset)
+        with gaps.settings.gap_method(method), gaps.record_solves() as solves:
+            mean = model(grid.points()).mean.double().numpy()
+    (report,) = solves
+    assert report.std_tolerance == 1e-2
+    assert report.converged == (report.error_in_std <= 1e-2 and report.worst_residual <= 1e-6)
+    assert report.converged or (method == "penalize" and noise < 1e-3), "badly conditioned, as the paper says"
+    assert error_in_std(mean, expected + offset, deviation, str(dtype)[6:]) <= report.error_in_std
+
+
+# -- fill_gaps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("kernels", ["auto", "given"])
+def test_what_fill_gaps_fills_in_is_within_its_stated_error(kernels, offset):
+    values = gappy_field((16, 18), offset=offset)
+    given = "auto" if kernels == "auto" else [with_length(RBFKernel(), 5.0), with_length(MaternKernel(nu=1.5), 5.0)]
+    result = gaps.fill_gaps(values, kernels=given, check=False, std=False, steps=3, progress=False)
+    model, index = result.model, np.flatnonzero(~np.isnan(values))
+    with torch.no_grad():
+        cells = gaps.CartesianGrid([torch.arange(m, dtype=torch.float64) for m in values.shape]).points()
+        prior, covariance = model.mean_module(cells).numpy(), model.covar_module(cells).to_dense().numpy()
+        noise = float(model.likelihood.noise)
+    expected, deviation = exact_posterior([covariance], index, noise, values.reshape(-1)[index] - prior[index])
+    gap = np.isnan(values).reshape(-1)
+    true = error_in_std(result.mean.reshape(-1)[gap], (expected + prior)[gap], deviation[gap])
+    assert true <= result.report.error_in_std <= 1e-2
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_what_a_streamed_fill_fills_in_is_within_its_stated_error(monkeypatch, offset):
+    """As arrays of more than four million cells are filled."""
+    values, calls, reconstruct = gappy_field((16, 18), offset=offset), [], streamed.reconstruct
+    monkeypatch.setattr(sys.modules["gpytorch_gaps.fill"], "LARGEST", 0)
+    monkeypatch.setattr(
+        streamed, "reconstruct", lambda *args, **kw: calls.append((args, kw)) or reconstruct(*args, **kw)
+    )
+    result = gaps.fill_gaps(values, check=False, steps=3, progress=False)
+    (_, axes, kernels, noise), options = calls[-1]
+    with torch.no_grad():
+        factors = [kernel(torch.as_tensor(axis)).to_dense().numpy() for kernel, axis in zip(kernels, axes, strict=True)]
+    index, prior = np.flatnonzero(~np.isnan(values)), options["mean"]
+    expected, deviation = exact_posterior(factors, index, noise, values.reshape(-1)[index] - prior)
+    gap = np.isnan(values).reshape(-1)
+    true = error_in_std(result.mean.reshape(-1)[gap], expected[gap] + prior, deviation[gap])
+    assert true <= result.report.error_in_std <= 1e-2
