@@ -83,8 +83,9 @@ def solve_system(
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     roots = 1.0 if system.row_scale is None else system.row_scale
     dtype, wide = rhs.dtype, rhs.double() / scale / roots
-    certified = error_in_std is not None and bool((system.noise > 0).all())
-    goal = Goal.of(system, wide, tolerance, error_in_std / scale if error_in_std and certified else None)
+    if error_in_std is not None and not bool((system.noise > 0).all()):
+        error_in_std = None  # without noise there is no certificate
+    goal = Goal.of(system, wide, tolerance, None if error_in_std is None else error_in_std / scale)
     columns = rhs.shape[:-2].numel() * rhs.size(-1)
     inner = torch.float32 if mixed or system.dtype == torch.float32 else torch.float64
     given = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, goal)
@@ -98,16 +99,13 @@ def solve_system(
             plans = choose_plans(system, *asked, max_cholesky, start)
         else:
             plans = iter([_named_plan(system, method, rank, *asked, start)])
-        plan, found, tried = _best_of(
-            plans,
-            lambda plan, guess: _solve_by(
-                plan, system, wide, guess, inner, goal, plan.budget or max_iterations, penalty
-            ),
-            given,
-            goal,
-        )
+
+        def solve(plan: Plan, start: Tensor | None) -> _Found:
+            return _solve_by(plan, system, wide, start, inner, goal, plan.budget or max_iterations, penalty)
+
+        plan, found, tried = _best_of(plans, solve, given, goal)
     bound = certified_error(system, found.residual * scale, found.solution * scale)
-    converged = found.error <= tolerance and (error_in_std is None or not certified or bound <= error_in_std)
+    converged = found.error <= tolerance and (error_in_std is None or bound <= error_in_std)
     report = SolveReport(
         method=plan.method,
         iterations=found.iterations,
@@ -122,7 +120,7 @@ def solve_system(
         expected_seconds=plan.seconds * columns / max(1, planned_columns(columns)),
         reason=f"{tried if converged else ''}{plan.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
         error_in_std=bound,
-        std_tolerance=error_in_std if certified else None,
+        std_tolerance=error_in_std,
     )
     report_solve(report, ADVICE[report.method])
     return (found.solution * scale / roots).to(dtype), report
