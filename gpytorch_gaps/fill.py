@@ -152,9 +152,9 @@ def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, options: Options) -
     known = numbers[~gaps]
     unknown = "No uncertainty estimate is available: std is NaN there."
     if len(known) == 1:
-        return f"Only one observation: all gaps were set to its value. {unknown}"
+        return f"only one observation: all gaps were set to its value. {unknown}"
     if np.ptp(known) <= _ROUNDING * np.abs(known).max():
-        return f"All observations are equal: all gaps were set to their value. {unknown}"
+        return f"all observations are equal: all gaps were set to their value. {unknown}"
     return None
 
 

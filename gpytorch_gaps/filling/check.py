@@ -9,9 +9,9 @@ There are few of them where errors hang together, as in one hole. The variances 
 
     c^2 = (v r + v0) / (v + v0)
 
-where v0 is how far the model is trusted beforehand. The mean square error to expect in the gaps is c^2 times the mean
-of the model's variances there: what was measured, if withheld cells are like the gaps and tell a lot; the model's own,
-if not.
+where v0 is how far the model is trusted beforehand; or by r itself, where r cannot be chance. The mean square error to
+expect in the gaps is c^2 times the mean of the model's variances there: what was measured, if withheld cells are like
+the gaps and tell a lot; the model's own, if not.
 """
 
 import math
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.models import ExactGP
-from scipy.special import bdtr, bdtrc, stdtrit
+from scipy.special import bdtr, bdtrc, chdtr, chdtrc, stdtrit
 from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
@@ -41,6 +41,7 @@ COVERAGE = (0.85, 0.99)
 _NORMAL = 1.959964  # of a normal variable, 95 % are within so many standard deviations
 _CHANCE = 0.01  # probability below which a coverage outside is not taken for chance
 _TRUST = 15.0  # v0
+_REFUTED = 1e-3  # probability of errors so large, or so small, below which a model is not trusted
 _DRAWS, _CHEAP_DRAWS = 8, 64  # of errors, by which degrees of freedom are counted
 _GAPS = 500  # that are looked at, where standard deviations are not asked for
 _NEARER = 0.8  # of the error expected in the gaps: where withheld cells have less, they are not like them
@@ -79,7 +80,10 @@ class Check:
     @property
     def factor(self) -> float:
         """By which variances are off, at best guess."""
-        return (self.freedom * self.ratio + _TRUST) / (self.freedom + _TRUST)
+        squares = self.freedom * self.ratio
+        if min(chdtr(self.freedom, squares), chdtrc(self.freedom, squares)) < _REFUTED:
+            return self.ratio
+        return (squares + _TRUST) / (self.freedom + _TRUST)
 
     @property
     def is_calibrated(self) -> bool:

@@ -29,9 +29,19 @@ def test_degrees_of_freedom_are_those_of_the_covariance():
     assert found.ratio == pytest.approx(1 / 1.1)
 
 
-@pytest.mark.parametrize(("freedom", "factor"), [(1e6, 4.0), (15.0, 2.5), (1e-6, 1.0)])
-def test_few_degrees_of_freedom_leave_it_to_the_model(freedom, factor):
-    assert a_check(ratio=4.0, freedom=freedom).factor == pytest.approx(factor, rel=1e-3)
+@pytest.mark.parametrize(
+    ("ratio", "freedom", "factor"),
+    [
+        (2.0, 1e6, 2.0),
+        (2.0, 15.0, 1.5),
+        (2.0, 1.0, 1.0625),
+        (0.4, 15.0, 0.7),
+        (9.0, 15.0, 9.0),  # no chance: the model is wrong
+        (0.01, 15.0, 0.01),
+    ],
+)
+def test_few_degrees_of_freedom_leave_it_to_the_model_unless_it_is_refuted(ratio, freedom, factor):
+    assert a_check(ratio=ratio, freedom=freedom).factor == pytest.approx(factor, rel=1e-3)
 
 
 @pytest.mark.parametrize(
