@@ -72,7 +72,7 @@ class Checkpoint:
         if differences := _differences(problem, self.problem):
             raise ValueError(
                 f"checkpoint: {self.path} belongs to another run: {'; '.join(differences)}. Expected the same data, "
-                "model, optimizer and settings; give another path, or move the file away to start afresh"
+                "model, optimizer and settings; pass another path, or move the file away to start again"
             )
 
     def _resume(self, content: dict[str, Any]) -> None:

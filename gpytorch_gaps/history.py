@@ -39,8 +39,8 @@ class History:
     stopped: str = ""
     """``"converged"``, ``"plateau"``, ``"steps"`` or ``"interrupted"``; empty under way.
 
-    A ``"plateau"`` is where the loss no longer falls, but an optimum could not be told from it: the loss is not a
-    function of the parameters (a network with dropout), or the last steps led nowhere.
+    ``"plateau"``: the loss stopped decreasing, but convergence could not be checked, because the loss is not a
+    deterministic function of the parameters (dropout), or because a last step failed.
     """
 
     def __len__(self) -> int:

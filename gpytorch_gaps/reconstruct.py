@@ -177,7 +177,7 @@ def _tell(report: ReconstructionReport, dropped: float) -> None:
     """
     advice = _ADVICE
     if dropped > 0.5 * report.error_in_std:
-        advice = f"more noise: the data differ from their mean by {report.misfit:.1e} times its standard deviation"
+        advice = f"a larger noise: the RMS residual of the data is {report.misfit:.1e} noise standard deviations"
     report_solve(report, advice)
     if report.kernel_error > 1.0:
         warnings.warn(
@@ -320,7 +320,7 @@ def _report(
         refinements=found.passes,
         flops=found.flops,
         expected_seconds=space.expected_seconds(reduction),
-        reason=("no axis truncates: this is fill-gaps; " if space.basis.is_full else "")
+        reason=("all eigenvectors of every axis are kept: this is fill-gaps; " if space.basis.is_full else "")
         + f"about {space.expected_iterations(reduction):.0f} iterations if the gaps are scattered",
         kernel_error=space.basis.error / space.noise,
         shape=space.basis.shape,

@@ -23,7 +23,7 @@ class ApproximateVarianceWarning(NumericalWarning):
 
 
 class CalibrationWarning(NumericalWarning):
-    """Error bars do not cover what they should of withheld observations; the message says by how much, what to try."""
+    """Error bars cover too few or too many of the withheld observations. The message says what to try."""
 
 
 class NotConvergedWarning(NumericalWarning):

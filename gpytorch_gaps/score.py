@@ -160,7 +160,7 @@ def _each_out(parts: PosteriorParts, weights: Tensor, y: Tensor) -> tuple[Tensor
             f"leave_out: variances are estimated from {report.num_samples} samples, since {report.reason}: half of "
             f"them are within {float(off.median()):.1%}, half of the means within {float(in_mean.median()):.2g} of "
             "their standard deviations. Try: more settings.variance_samples, variance_method('exact'), or "
-            "variance_method('pathwise') to say that this is meant.",
+            "variance_method('pathwise') to accept the estimates.",
             ApproximateVarianceWarning,
             stacklevel=3,
         )

@@ -147,7 +147,7 @@ class max_iterations(_Number):
 
 
 class dense_size(_Number):
-    """Observations, or gaps, up to which ``"auto"`` always takes a dense Cholesky factor; beyond, where it is cheaper.
+    """Observations (for log-determinants, also gaps) up to which ``"auto"`` uses dense Cholesky; beyond, if cheaper.
 
     ``gap_method("cholesky")`` and ``logdet_method("exact")`` ask for one whatever the size.
     """

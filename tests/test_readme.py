@@ -23,7 +23,7 @@ def test_gaps_are_filled_word_for_word(capsys):
     error = (result.mean - truth)[gaps]
     assert np.sqrt(np.mean(error**2)) < 0.1 * truth.std()
     assert np.mean(np.abs(error) < 2 * result.std[gaps]) > 0.9
-    assert "withheld in the shape of the gaps" in capsys.readouterr().out
+    assert "withheld as far from data as the gaps" in capsys.readouterr().out
 
 
 def test_exact_gp_runs_word_for_word(capsys):

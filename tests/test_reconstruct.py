@@ -577,7 +577,7 @@ def test_noise_far_too_small_for_the_data_is_named():
     """Eigenvalues were dropped for residuals of the size of the noise; these are 500 times as large."""
     axes = lines(20, 20)
     values = 10.0 * field(axes, noise=1.0)
-    with pytest.warns(NotConvergedWarning, match=r"more noise: the data differ from their mean by \d"):
+    with pytest.warns(NotConvergedWarning, match=r"a larger noise: the RMS residual of the data is \d"):
         result = run(values, axes, [se(0.5), se(0.5)], 1e-4)
     assert result.report.misfit > 400
     assert result.report.error_in_std > 1e-2

@@ -39,7 +39,7 @@ def _of_one(report: FillReport) -> list[str]:
     if report.held_out is not None:
         lines.append(_line("check", f"{report.expected_error}; {report.held_out.count:,} cells were withheld"))
     elif report.expected_rmse is not None:
-        lines.append(_line("expected", f"{report.expected_error}, by the model alone"))
+        lines.append(_line("expected", f"{report.expected_error} (estimated by the model)"))
     if report.std_method:
         lines.append(_line("std", report.std_method))
     return lines + [_line("note", note) for note in report.notes]

@@ -1,11 +1,11 @@
-"""What a filling is worth: withheld observations are predicted from the others, and tell the error to expect in gaps.
+"""Held-out check: withheld observations are predicted from the others, to estimate the error in the gaps.
 
 The model expects the errors e of withheld observations to have some covariance C, noise included. If it is right,
 
     r = e'e / tr C
 
 is about a chi-square variable of ``v = (tr C)^2 / |C|_F^2`` degrees of freedom, divided by v (Satterthwaite 1946).
-There are few of them where errors hang together, as in one hole. The variances of the model are off by about
+v is small where errors are correlated, as in one hole. The model's variances should be multiplied by about
 
     c^2 = (v r + v0) / (v + v0)
 
@@ -73,7 +73,7 @@ class Check:
     freedom: float
     """Degrees of freedom of `ratio`."""
     independent: float
-    """As many independent observations tell as much about coverage."""
+    """Effective number of independent observations for the coverage."""
     stretch: float
     """By what standard deviations would have to be multiplied for 95 % intervals that cover 95 %."""
 
@@ -159,7 +159,7 @@ def _warn_of(check: Check) -> None:
     narrow = score.coverage < score.level
     warnings.warn(
         f"{score.level:.0%} intervals cover {score.coverage:.0%} of {score.count:,} withheld observations: standard "
-        f"deviations are too {'small' if narrow else 'large'}; {check.stretch:.2g} times as large, they would cover "
+        f"deviations are too {'small' if narrow else 'large'}. Multiplied by {check.stretch:.2g}, they would cover "
         f"{score.level:.0%}. Try: kernels of your own (kernels=), more steps, or coordinates in place of labels.",
         CalibrationWarning,
         stacklevel=4,
@@ -180,8 +180,8 @@ def worth(check: Check | None, gap_variance: float | None, notes: Sequence[str] 
         found["like_the_gaps"] = check.variance >= _NEARER**2 * gap_variance
         if not found["like_the_gaps"]:
             found["notes"] += (
-                "nothing as far from data as the gaps could be withheld: the RMSE expected there is the model's own, "
-                "corrected by how far off the model was at withheld cells",
+                "no observations as far from data as the gaps could be withheld: the expected RMSE is the model's own, "
+                "corrected by its error at the withheld cells",
             )
     return found
 

@@ -202,7 +202,7 @@ def _few(count: int, options: Options) -> list[str]:
     wider = widening(count)
     if wider == 1.0 or not options.std:
         return []
-    return [f"{count} observations hardly tell the hyperparameters: standard deviations were multiplied by {wider:.2g}"]
+    return [f"only {count} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"]
 
 
 @contextmanager

@@ -47,9 +47,10 @@ class IndexGrid:
         repeated = index.duplicated()
         if repeated.any():
             row = int(repeated.argmax())
+            labels = ", ".join(map(str, index[row]))
             raise ValueError(
-                f"{', '.join(self.names)}: row {row}, {index[row]}, is there twice, expected each combination at most "
-                "once; values.groupby(level=...).mean() makes one of several"
+                f"{', '.join(self.names)}: row {row}, ({labels}), occurs twice, expected each combination at most "
+                "once; to average duplicates, use values.groupby(level=...).mean()"
             )
         if math.prod(self.shape) > _FAR_FROM_A_GRID * len(index):
             raise ValueError(

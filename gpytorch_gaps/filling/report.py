@@ -20,7 +20,7 @@ class FillReport:
     noise_std: float | None = None
     """Standard deviation of the noise of a measurement, in units of the data."""
     held_out: Score | None = None
-    """Of observations that were withheld in the shape of the gaps, and predicted from the others."""
+    """Scores of observations that were withheld, as far from data as the gaps are, and predicted from the others."""
     expected_rmse: float | None = None
     """Root mean square error to expect of a measurement in the gaps: what the model expects there, corrected by how far
     off it was at withheld observations. None where neither standard deviations nor a check were asked for."""
@@ -92,9 +92,11 @@ class FillReport:
             noise = "" if self.noise_std is None else f"; noise {self.noise_std:.3g}"
             lines.append(f"kernel: {self.kernel}{noise}")
         if self.held_out is not None:
-            lines.append(f"{self.expected_error} of {self.held_out.count:,} cells withheld in the shape of the gaps")
+            lines.append(
+                f"{self.expected_error} of {self.held_out.count:,} cells withheld as far from data as the gaps"
+            )
         elif self.expected_rmse is not None:
-            lines.append(f"{self.expected_error}, by the model alone: nothing was withheld")
+            lines.append(f"{self.expected_error} (estimated by the model; no observations were withheld)")
         if self.solve is not None:
             lines.append(f"mean: {_in_short(self.solve)}")
         if self.std_method:

@@ -174,7 +174,7 @@ def _elsewhere(
 
 
 def _nearest(flags: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-    """Those flags that are nearest to a few random ones of them, `count` in all: gaps that hang together stay so."""
+    """The `count` flagged cells nearest to a few random flagged cells, so that clusters stay connected."""
     cells = np.argwhere(flags)
     if len(cells) <= count:
         return flags

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class KrylovResult:
     error_in_std: float = math.inf  # of the worst column, where the noise is known
     std_tolerance: float | None = None
 
-    @property
+    @cached_property
     def excess(self) -> float:
         """By what factor the worst column misses what was asked for; at most 1 where it does not."""
         relative = largest(self.residual) / self.tolerance
@@ -147,7 +148,8 @@ def krylov_solve(
     norm = wide.norm(dim=-2)
     unit = torch.where(norm > 0, norm, torch.ones_like(norm))
     in_noise = None if noise is None else noise.double().rsqrt().unsqueeze(-1)
-    error_in_std = None if in_noise is None or not bool(in_noise.isfinite().all()) else error_in_std
+    if error_in_std is not None and (in_noise is None or not bool(in_noise.isfinite().all())):
+        error_in_std = None  # without noise there is no certificate
 
     def measure(left: Tensor) -> Tensor:
         """The larger of the relative residual and the certified error, each over what it may be, times `tolerance`."""

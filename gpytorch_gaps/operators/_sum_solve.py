@@ -37,10 +37,11 @@ def solve_sum(
         iterations += result.iterations
         if best is None or result.excess < best.excess:
             best, chosen = result, replace(plan, reason=f"{tried if result.converged else ''}{plan.reason}")
-            guess = result.solution if bool((result.residual < 1.0).all()) else guess
         if result.converged:
             break
         tried += f"{plan.method} stopped at {float(result.residual.max()):.1e}; "
+        if best is result and bool((result.residual < 1.0).all()):
+            guess = result.solution
     assert best is not None
     return replace(best, iterations=iterations), chosen
 

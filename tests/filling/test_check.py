@@ -105,5 +105,5 @@ def test_withheld_cells_nearer_to_data_than_the_gaps_are_said_to_be():
     found = checking.worth(near, 1.0)
     assert found["expected_rmse"] == pytest.approx(1.0)
     assert found["like_the_gaps"] is False
-    assert "nothing as far from data as the gaps could be withheld" in found["notes"][0]
+    assert "no observations as far from data as the gaps could be withheld" in found["notes"][0]
     assert checking.worth(a_check(), 1.0)["like_the_gaps"] is True

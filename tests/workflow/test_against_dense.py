@@ -34,6 +34,7 @@ def test_likelihood_gradients_and_posterior(case, max_cholesky):
         gaps.settings.logdet_method("exact"),
         gaps.settings.train_tolerance(1e-11),
         gaps.settings.solve_tolerance(1e-10),
+        gaps.settings.dense_size(10_000),
     ):
         with DENSE(max_cholesky), gaps.record_solves() as solves:
             value = log_likelihood(pair.ours)

@@ -125,10 +125,10 @@ def test_ends_where_dense_maximum_likelihood_does():
     """With k probes the score is off by a variance of at most F / k, F being Fisher's information.
 
     It moves the optimum d by ``d'F d``, a chi-square of five degrees of freedom over k: by ``1 / sqrt(k)`` of what the
-    data leave open. That is some 4 % for the noise and 10 to 15 % for the others here, so that with four probes five
-    percent would be luck, and with sixteen, a quarter of it, no more than is due.
+    data leave open. That is some 4 % for the noise and 10 to 15 % for the others here, so that with 32 probes, whose
+    optimum is off by at most a sixth of it, five percent are twice what is due.
     """
-    probes, pair = 16, drawn()
+    probes, pair = 32, drawn()
     history = quiet(pair.ours, 80, warm_start=WarmStart(num_probes=probes))
     assert 1400 < history.num_observations < 1600
     start, found = positives(drawn().ours), positives(pair.ours)
