@@ -8,9 +8,9 @@ methods there are peers: fill-gaps in NumPy, dense Cholesky, and conjugate gradi
 Kronecker product.
 
 Every run has a process of its own, which is killed at the cap. The data are in a file that is mapped into memory;
-making it is no part of a time, reading it is. Residuals are those of ``(K_XX + s2 I) a = y``, worked out anew in
-float64; the streamed reconstruction is held to that of its weights, and both are shown. Results are saved after every
-run, and ``--resume`` goes on from there.
+making it is no part of a time, reading it is. Residuals are those of ``(K_XX + s2 I) a = y``, computed in
+float64. Our methods are also held to a certified error of the mean, the streamed reconstruction to that alone. Results
+are saved after every run, and ``--resume`` goes on from there.
 """
 
 import argparse
