@@ -47,7 +47,8 @@ class ReconstructionReport(SolveReport):
     """How a reconstruction went.
 
     `error_in_std` bounds the error of the mean at every point, in units of the posterior standard deviation there: what
-    the solve has left, and what the eigenvalues that were dropped may add. `residual` is that of the weights' system,
+    the solve has left, and what `kernel_error` and dropped eigenvalues may add, which grows with `misfit`. `residual`
+    is that of the weights' system,
     ``|Phi'W'y - (s2 T^-1 + Phi'W'W Phi) w| / |Phi'W'y|``, in float64. `kernel_error` bounds ``|K - Phi T Phi'| / s2``:
     what the truncated basis, its factorisation and rounding leave out of the kernel itself.
     """
@@ -152,16 +153,17 @@ def reconstruct(
         sent = ranks.traffic.total - sent
         state.save(found.weights, found.iterations, done=found.converged)
         misfit = space.misfit(found.weights, rhs, norm)
-        dropped = misfit * problem.truncation_error if weights.size < grid.num_cells else 0.0
+        truncation = problem.truncation_error if weights.size < grid.num_cells else 0.0
+        of_kernel = misfit * math.hypot(truncation, basis.error / problem.noise)
         report = replace(
-            _report(space, found, solver.reduction, problem.tolerance, dropped),
+            _report(space, found, solver.reduction, problem.tolerance, of_kernel),
             seconds=time.perf_counter() - begun,
             read_seconds=read,
             setup_seconds=setup,
             misfit=misfit,
             bytes_per_iteration=sent / max(1, found.iterations),
         )
-        _tell(report, dropped)
+        _tell(report, of_kernel)
         result = Reconstruction(grid, problem.kernels, weights, found.weights, problem.mean, slabs.dtype, report)
         if target is not None:
             result.write(target)
@@ -170,14 +172,17 @@ def reconstruct(
     return result
 
 
-def _tell(report: ReconstructionReport, dropped: float) -> None:
+def _tell(report: ReconstructionReport, of_kernel: float) -> None:
     """Records the report, and warns of what was not reached.
 
-    :param dropped: the part of the error that is due to dropped eigenvalues.
+    :param of_kernel: the part of the error that is due to the kernel, whose basis is truncated and rounded.
     """
     advice = _ADVICE
-    if dropped > 0.5 * report.error_in_std:
-        advice = f"a larger noise: the RMS residual of the data is {report.misfit:.1e} noise standard deviations"
+    if of_kernel > 0.5 * report.error_in_std:
+        advice = (
+            f"a larger noise: float64 knows the kernel to {report.kernel_error:.1e} of the noise variance, and the RMS "
+            f"residual of the data is {report.misfit:.1e} noise standard deviations"
+        )
     report_solve(report, advice)
     if report.kernel_error > 1.0:
         warnings.warn(
@@ -299,13 +304,13 @@ class Reconstruction:
 
 
 def _report(
-    space: WeightSpace, found: WeightSolution, reduction: float, tolerance: float, dropped: float
+    space: WeightSpace, found: WeightSolution, reduction: float, tolerance: float, of_kernel: float
 ) -> ReconstructionReport:
     """What is known without a clock.
 
-    :param dropped: the error that dropped eigenvalues may add, in posterior standard deviations.
+    :param of_kernel: the error that the truncated and rounded kernel may add, in posterior standard deviations.
     """
-    error_in_std = math.hypot(found.error_in_std, dropped)
+    error_in_std = math.hypot(found.error_in_std, of_kernel)
     return ReconstructionReport(
         method="spectral",
         iterations=found.iterations,

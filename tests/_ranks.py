@@ -45,7 +45,7 @@ class _Worker:
         return None, "no answer"
 
 
-def run_ranks(count, module, name, *args, timeout=30.0, limit=120.0):
+def run_ranks(count, module, name, *args, timeout=90.0, limit=240.0):
     """``module.name(group, *args)`` by `count` processes: what each returns, plain Python or NumPy arrays.
 
     :param timeout: of the process group, in seconds.

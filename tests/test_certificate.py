@@ -14,7 +14,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import streamed
 from gpytorch_gaps.operators import SelectedKroneckerOperator
-from tests._posterior import Problem, exact_posterior
+from tests._posterior import Problem, exact_posterior, kernel_matrix
 
 BATCH = 10  # problems of one test
 METHODS = ("auto", "fill", "ignore", "penalize", "spectral", "cholesky")
@@ -72,6 +72,65 @@ def test_every_mean_is_within_its_stated_error(start):
 @pytest.mark.benchmark
 def test_every_mean_of_5000_problems_is_within_its_stated_error():
     assert [line for seed in range(1000, 6000) for line in check(seed)] == []
+
+
+# -- what rounding adds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("misfit", [1, 100])
+@pytest.mark.filterwarnings("ignore::gpytorch_gaps.NotConvergedWarning")
+def test_a_kernel_that_float64_hardly_knows_is_part_of_the_stated_error(misfit):
+    """At ``|K| / s2 = 1e14`` the basis is off by a quarter of the noise. Eigenvectors tell the truth of a full grid."""
+    size, noise, rng = 150, 1e-10, np.random.default_rng(0)
+    factor = kernel_matrix("se", np.linspace(0.0, 1.0, size), 1.0)
+    values, vectors = np.linalg.eigh(factor)
+    values = values.clip(0.0)
+    root, products = vectors * np.sqrt(values), np.outer(values, values)
+    y = root @ rng.standard_normal((size, size)) @ root.T + misfit * noise**0.5 * rng.standard_normal((size, size))
+    exact, weights = factor.astype(np.longdouble), np.zeros((size, size), np.longdouble)
+    for _ in range(6):  # refined in extended precision
+        left = (y - (exact @ weights @ exact + np.longdouble(noise) * weights)).astype(np.float64)
+        weights = weights + vectors @ ((vectors.T @ left @ vectors) / (products + noise)) @ vectors.T
+    expected = (exact @ weights @ exact).astype(np.float64)
+    deviation = np.sqrt(vectors**2 @ (noise * products / (products + noise)) @ (vectors**2).T)
+    result = gaps.reconstruct(torch.from_numpy(y), None, [torch.from_numpy(factor)] * 2, noise, progress=False)
+    assert 1e-2 < error_in_std(result.slab(0, size).numpy(), expected, deviation) <= result.report.error_in_std
+    assert not result.report.converged
+
+
+@pytest.mark.parametrize(("noise", "size"), [(1e-9, 3e-3), (1e-8, 3e-2)])
+@pytest.mark.parametrize("method", ["ignore", "cholesky"])
+@pytest.mark.filterwarnings("ignore::gpytorch_gaps.NotConvergedWarning")
+def test_rounding_is_part_of_the_stated_error_of_sums(method, noise, size):
+    """White data under two smooth kernels: weights are large, and cancel."""
+    rng, x = np.random.default_rng(0), np.linspace(0.0, 1.0, 450)
+    index = np.sort(rng.permutation(450)[:315])
+    y, one = size * rng.standard_normal(315), torch.ones(1, 1, dtype=torch.float64)
+    factors = [kernel_matrix("se", x, length) for length in (1.0, 2.0)]
+    first, second = (
+        SelectedKroneckerOperator(torch.from_numpy(factor), one, row_index=torch.from_numpy(index))
+        for factor in factors
+    )
+    covariance = (first + second).add_diagonal(torch.tensor(noise, dtype=torch.float64))
+    with gaps.settings.gap_method(method), gaps.record_solves() as solves:
+        weights = covariance.solve(torch.from_numpy(y), of_data=True).numpy()
+    expected, deviation = exact_posterior([sum(factors)], index, noise, y)
+    assert error_in_std(sum(factors)[:, index] @ weights, expected, deviation) <= solves[-1].error_in_std
+
+
+def test_a_guess_that_is_no_certified_solution_of_a_sum_keeps_its_preconditioner():
+    rng, x = np.random.default_rng(0), np.linspace(0.0, 1.0, 30)
+    index = torch.from_numpy(np.sort(rng.permutation(900)[:600]))
+    terms = [[torch.from_numpy(kernel_matrix(kind, x, 0.3))] * 2 for kind in ("se", "matern32")]
+    first, second = (SelectedKroneckerOperator(*factors, row_index=index) for factors in terms)
+    covariance = (first + second).add_diagonal(torch.tensor(1e-6, dtype=torch.float64))
+    y = torch.from_numpy(300.0 + rng.standard_normal(600))
+    with gaps.settings.gap_method("ignore"), gaps.record_solves() as solves:
+        solution = covariance.solve(y, of_data=True)
+        covariance.solve(y, guess=solution * (1.0 + 3e-7), of_data=True)
+    cold, warm = solves
+    assert warm.converged
+    assert warm.iterations <= cold.iterations
 
 
 # -- models ------------------------------------------------------------------------------------------------------------

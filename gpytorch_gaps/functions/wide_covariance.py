@@ -10,6 +10,8 @@ torch.float64
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,18 +36,39 @@ def wide_covariance(
     module = _Evaluation(kernel, taken)
     if x1.dtype != torch.float32:
         return module(x1, x2, diag=diag, **params)
-    with _lock:
-        named = [*module.named_parameters(), *module.named_buffers()]
-        wide = {name: tensor.double() for name, tensor in named if tensor.dtype == torch.float32}
-        try:
-            value = torch.func.functional_call(module, wide, (x1.double(), x2.double()), {"diag": diag, **params})
-        except RuntimeError:  # of mixed precisions; anything else is raised again
-            return module(x1, x2, diag=diag, **params)
-    for prefix, part in module.named_modules():  # running averages, of a network inside
-        if isinstance(part, _NormBase) and part.training:
-            for name, buffer in part.named_buffers(prefix, recurse=False):
-                buffer.copy_(wide.get(name, buffer))
-    return value
+    try:
+        with _lock, _in_float64(module):
+            return module(x1.double(), x2.double(), diag=diag, **params)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # of mixed precisions; anything else is raised again
+        return module(x1, x2, diag=diag, **params)
+
+
+@contextmanager
+def _in_float64(module: torch.nn.Module) -> Iterator[None]:
+    """Float32 parameters and buffers are their float64 casts inside.
+
+    Every module is visited once, however often it is used: ``torch.func.functional_call`` would replace, and restore,
+    those of a shared one twice.
+    """
+    casts: dict[int, Tensor] = {}  # of tensors that several modules share
+    stores: list[dict[str, Any]] = [own for part in module.modules() for own in (part._parameters, part._buffers)]
+    replaced = [(own, name, tensor) for own in stores for name, tensor in own.items() if _is_float32(tensor)]
+    averages = [part._buffers for part in module.modules() if isinstance(part, _NormBase) and part.training]
+    for own, name, tensor in replaced:
+        own[name] = casts.setdefault(id(tensor), tensor.double())
+    try:
+        yield
+    finally:
+        for own, name, tensor in replaced:
+            if any(own is running for running in averages):  # of a network inside
+                tensor.copy_(own[name])
+            own[name] = tensor
+
+
+def _is_float32(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype == torch.float32
 
 
 class _Evaluation(torch.nn.Module):

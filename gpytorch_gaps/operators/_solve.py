@@ -113,6 +113,7 @@ def krylov_solve(
     noise: Tensor | None = None,
     error_in_std: float | None = None,
     patience: int = 0,
+    rounding: Callable[[Tensor], Tensor] | None = None,
 ) -> KrylovResult:
     """Conjugate gradients to the current tolerance, checked on the true residual.
 
@@ -123,6 +124,7 @@ def krylov_solve(
     :param noise: D of a matrix ``K + D``, shape (*batch, N): the error of a posterior mean is then certified.
     :param error_in_std: what that error must reach.
     :param patience: iterations that need not halve the residual; after more, it gives up. 0: never.
+    :param rounding: what rounding may add to the certified error of a solution, per column.
     """
     if _one_by_one(rhs, batch_shape):
         some = [
@@ -138,6 +140,7 @@ def krylov_solve(
                 noise,
                 error_in_std,
                 patience,
+                rounding,
             )
             for number, column in enumerate(rhs.split(1, -1))
         ]
@@ -160,7 +163,8 @@ def krylov_solve(
 
     def result(lanczos: Tensor | None, left: Tensor, iterations: int) -> KrylovResult:
         seconds = time.perf_counter() - started
-        bound = math.inf if in_noise is None else largest((left * in_noise).norm(dim=-2))
+        more = 0.0 if rounding is None else rounding(solution)
+        bound = math.inf if in_noise is None else largest((left * in_noise).norm(dim=-2) + more)
         return KrylovResult(
             solution.to(rhs.dtype), _staying(lanczos), left.norm(dim=-2) / unit, iterations, seconds, tolerance, bound,
             error_in_std,
@@ -200,7 +204,7 @@ def krylov_solve(
         tridiagonal = found if found is not None else tridiagonal
         candidate, iterations = solution + step.double(), iterations + used
         left = wide - matmul(candidate)
-        better = (left.norm(dim=-2) < size).unsqueeze(-2)  # false for NaN
+        better = (measure(left) < error).unsqueeze(-2)  # false for NaN
         solution, residual = torch.where(better, candidate, solution), torch.where(better, left, residual)
         if bool((residual.norm(dim=-2) > 0.5 * size).all()):
             # no further in this precision: the recursive residual has parted from the true one
@@ -215,7 +219,7 @@ def krylov_solve(
 
 def largest(columns: Tensor) -> float:
     """Of all columns; zero where there are none, infinite where one is not a number."""
-    return float(columns.nan_to_num(math.inf).max()) if columns.numel() else 0.0
+    return float(columns.nan_to_num(math.inf, math.inf).max()) if columns.numel() else 0.0
 
 
 def _one_by_one(rhs: Tensor, batch_shape: torch.Size) -> bool:

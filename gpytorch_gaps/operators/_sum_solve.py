@@ -1,6 +1,5 @@
 """Solves with a sum of kernels: one plan after the other, until one converges."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,6 +69,7 @@ def _iterative(
         noise=system.diagonal,
         error_in_std=error_in_std,
         patience=plan.patience,
+        rounding=system.rounding_norms,
     )
 
 
@@ -81,7 +81,8 @@ def _direct(system: SumSystem, rhs: Tensor, training: bool, error_in_std: float 
     norm = wide.norm(dim=-2)
     unit = torch.where(norm > 0, norm, torch.ones_like(norm))
     left = wide - system.matmul(solution)
-    bound = largest((left * system.diagonal.rsqrt().unsqueeze(-1)).norm(dim=-2))
+    rounding = system.rounding_norms(solution)
+    bound = largest((left * system.diagonal.rsqrt().unsqueeze(-1)).norm(dim=-2) + rounding)
     tolerance, seconds = settings.tolerance_in_force(training), time.perf_counter() - started
-    residual, error_in_std = left.norm(dim=-2) / unit, None if math.isinf(bound) else error_in_std
+    residual, error_in_std = left.norm(dim=-2) / unit, error_in_std if system.least_noise > 0 else None
     return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance, bound, error_in_std)

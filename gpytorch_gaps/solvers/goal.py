@@ -62,7 +62,7 @@ class Goal:
 
     def worst(self, residual: Tensor) -> float:
         """The measure of the worst column; infinite for one that is not a number."""
-        return float(self.measure(residual).nan_to_num(math.inf).max()) if residual.numel() else 0.0
+        return float(self.measure(residual).nan_to_num(math.inf, math.inf).max()) if residual.numel() else 0.0
 
     def of_correction(self, size: Tensor, error: float) -> "Goal":
         """The goal of solving for a residual of measure `error`, divided by `size`; with a factor of two to spare."""
@@ -78,4 +78,4 @@ def certified_error(system: GapSystem, residual: Tensor, solution: Tensor) -> fl
     if not residual.numel():
         return 0.0
     bound = system.noise_norms(residual) + system.rounding_norms(solution)
-    return float(bound.nan_to_num(math.inf).max())
+    return float(bound.nan_to_num(math.inf, math.inf).max())

@@ -29,7 +29,7 @@ from gpytorch_gaps.solvers.choose import (
     still_needed,
 )
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
-from gpytorch_gaps.solvers.system import Probes
+from gpytorch_gaps.solvers.system import ROUNDINGS, Probes
 from gpytorch_gaps.threads import threads_for
 
 
@@ -91,6 +91,18 @@ class SumSystem:
                 total = total + term.matmul(grid)
             image = image + select_cells(total, self.index)
         return image if self._other_matmul is None else image + self._other_matmul(x.double()).to(x.dtype)
+
+    def rounding_norms(self, x: Tensor) -> Tensor:
+        """What rounding adds to ``||D^(-1/2) A x||`` per column. shape: (*batch, N, C) -> (*batch, C)"""
+        noise = self.diagonal.reciprocal().mean(-1, keepdim=True).sqrt()
+        return ROUNDINGS * torch.finfo(torch.float64).eps * self._row_norm * noise * x.norm(dim=-2)
+
+    @cached_property
+    def _row_norm(self) -> float:
+        """About the largest norm of a row of the matrix without D; of other terms, ``sqrt(N)`` of a diagonal entry."""
+        products = [math.prod(float(f.square().sum(-1).max()) for f in term.factors) for term in self.terms]
+        others = 0.0 if self._other_trace is None else float(self._other_trace.max()) / math.sqrt(self.num_train)
+        return sum(map(math.sqrt, products)) + others
 
     @property
     def cells(self) -> Tensor:

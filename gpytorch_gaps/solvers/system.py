@@ -33,7 +33,7 @@ from gpytorch_gaps.solvers.gappiness import local_gappiness
 from gpytorch_gaps.solvers.rates import Rates, rates_of
 from gpytorch_gaps.threads import threads_for
 
-_ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
+ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 
 
@@ -277,7 +277,7 @@ class GapSystem:
         """
         row = self.once("row", lambda: math.prod(float(f.square().sum(-1).max()) for f in self.factors()))
         noise = self.noise.reciprocal().mean(-1, keepdim=True).sqrt()
-        return _ROUNDINGS * torch.finfo(torch.float64).eps * math.sqrt(row) * noise * x.norm(dim=-2)
+        return ROUNDINGS * torch.finfo(torch.float64).eps * math.sqrt(row) * noise * x.norm(dim=-2)
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
         """What a residual is relative to: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""

@@ -103,7 +103,8 @@ class WeightSpace:
         :param norm: ``|y|``.
         """
         explained = self.weights.number((weights * torch.addcmul(rhs, self.shift, weights)).sum())
-        return math.sqrt(max(norm**2 - explained, 0.0) / (self.num_train * self.noise))
+        rounding = torch.finfo(torch.float64).eps * norm**2  # of the difference
+        return math.sqrt(max(norm**2 - explained, rounding) / (self.num_train * self.noise))
 
     def expected_iterations(self, reduction: float) -> float:
         """Iterations that reduce a residual by this factor if the gaps are scattered.

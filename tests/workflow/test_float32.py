@@ -17,6 +17,7 @@ from gpytorch.kernels import (
 )
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.functions.wide_covariance import wide_covariance
 from tests.workflow._pairs import Model, gappy, with_length
 
 
@@ -223,3 +224,15 @@ def test_smooth_kernels_and_tiny_noise_need_no_other_model():
             warnings.simplefilter("error", gpytorch.utils.warnings.NumericalWarning)
             means.append(model(grid.points()).mean.double())
     assert (means[0] - means[1]).abs().max() < 1e-5
+
+
+def test_a_kernel_that_is_used_twice_stays_what_it_is():
+    """Its parameters are replaced while it is evaluated, and put back once."""
+    kernel = RBFKernel()
+    parameter = kernel.raw_lengthscale
+    value = wide_covariance(kernel + kernel * ScaleKernel(kernel), torch.rand(5, 1), torch.rand(5, 1))
+    assert value.dtype == torch.float64
+    assert kernel.raw_lengthscale is parameter
+    assert parameter.dtype == torch.float32
+    value.sum().backward()
+    assert parameter.grad.dtype == torch.float32
