@@ -35,7 +35,7 @@ def series(places: int, seed: int = 0) -> np.ndarray:
 
 @contextmanager
 def decompositions(least: int) -> Iterator[Counter]:
-    """Of matrices with at least so many rows, by kind."""
+    """Counts decompositions of matrices with at least so many rows, by kind."""
     counts: Counter = Counter()
     kinds = ("eigh", "svd", "cholesky_ex")
     originals = {kind: getattr(torch.linalg, kind) for kind in kinds}

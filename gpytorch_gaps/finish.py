@@ -53,7 +53,7 @@ class QuasiNewton(Optimizer):
 
     @property
     def expected_gain(self) -> float:
-        """Of the last step, in nats an observation."""
+        """Expected gain of the last step, in nats per observation."""
         return self._own_state()["expected_gain"]
 
     @property

@@ -40,7 +40,7 @@ class Axis:
     points: np.ndarray
     unit: str = ""
     year: float = YEAR
-    """Of an axis of times: the mean length of a year of its calendar, in days."""
+    """Mean length of a year of the calendar, in days, if this is an axis of times."""
 
     @property
     def size(self) -> int:

@@ -40,7 +40,7 @@ Times = tuple[np.ndarray, float]
 
 
 def dates(name: str, array: np.ndarray) -> Times | None:
-    """Of datetime64, timedelta64, Python's dates, or cftime's; None for anything else."""
+    """Times of datetime64, timedelta64, Python's dates or cftime's; None for anything else."""
     calendar = str(getattr(array[0], "calendar", "standard")) if _is_of_objects(array) else "standard"
     array = _as_durations(array)
     if array.dtype.kind not in "mM":
@@ -53,7 +53,7 @@ def dates(name: str, array: np.ndarray) -> Times | None:
 
 
 def encoded_dates(numbers: np.ndarray, unit: str, calendar: str) -> Times | None:
-    """Of numbers in CF units, such as "hours since 1850-01-01"; None for other units and for unknown calendars."""
+    """Times of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars."""
     found = re.match(r"\s*(\w+)\s+since\s", unit, re.IGNORECASE)
     year = _YEARS.get(calendar.lower())
     if found is None or year is None:

@@ -17,7 +17,7 @@ _SERIES = 300
 
 
 def possible_periods(axis: Axis) -> list[float]:
-    """Of the year, as long as it is in the calendar, and the day: those that an axis is long and fine enough for."""
+    """Periods of the year, by its calendar, and of the day, if the axis is long and fine enough for them."""
     if axis.kind != "time" or axis.size < 8:
         return []
     return [

@@ -68,7 +68,7 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         """What `num_rhs` solves by the method in force should cost."""
 
     def _work(self, rhs: Tensor | None, *_: Any, more: int = 0, **__: Any) -> Work:
-        """Of one product with as many columns as rhs has, and more."""
+        """The work of one product with as many columns as rhs has, and `more`."""
         columns = more + (0 if rhs is None else rhs.numel() // max(1, self.size(-1)))
         return columns * self._system().product_flops, columns * self.size(-1)
 

@@ -75,7 +75,7 @@ def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor
 
 
 def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of some rows, and a bound on the relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
+    """Entries of some rows, and a bound on the relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
 
     shape: (*batch, rows) each
     """
@@ -104,7 +104,7 @@ def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Regressions:
-    """Of every observation on its neighbours: their rows, coefficients, and the variance t that is left."""
+    """Regressions of every observation on its neighbours: their rows, coefficients, and the variance t that is left."""
 
     rows: Tensor  # shape: (N, m)
     coefficients: Tensor  # shape: (N, m)
@@ -180,7 +180,7 @@ def _regress(
 
 
 def _entries(terms: Sequence[LinearOperator], rows: Tensor, columns: Tensor) -> Tensor:
-    """Of the kernel, in float64; rows and columns broadcast."""
+    """Entries of the kernel, in float64; rows and columns broadcast."""
     total: Tensor | float = 0.0
     for op in terms:
         if isinstance(op, SelectedKroneckerOperator):

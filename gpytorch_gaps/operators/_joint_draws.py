@@ -93,7 +93,7 @@ class JointDraws:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the standard normal numbers that one draw takes."""
+        """How many standard normal numbers each part of one draw takes."""
         own = [size for term in self._terms for size in term.sizes]
         return own if self._noise is None else [*own, self._noise.size(-1)]
 

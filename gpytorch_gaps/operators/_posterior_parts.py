@@ -205,7 +205,7 @@ class PosteriorParts:
 
     @property
     def _eps(self) -> float:
-        """Of the entries of the covariances."""
+        """Precision of the entries of the covariances."""
         own = isinstance(self.train, OwnAddedDiagOperator) and is_wide(self.train._linear_op) and is_wide(self.cross)
         return torch.finfo(torch.float64 if own else self.dtype).eps
 

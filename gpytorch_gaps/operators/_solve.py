@@ -218,7 +218,7 @@ def krylov_solve(
 
 
 def largest(columns: Tensor) -> float:
-    """Of all columns; zero where there are none, infinite where one is not a number."""
+    """The largest entry; zero if there are none, infinite if one is not a number."""
     return float(columns.nan_to_num(math.inf, math.inf).max()) if columns.numel() else 0.0
 
 

@@ -151,7 +151,7 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
 
 
 def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
-    """Of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
+    """Rounding of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
     return ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
 
 

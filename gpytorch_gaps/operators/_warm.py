@@ -84,7 +84,7 @@ def _solutions(
 
 
 def _relative_residual(operator: Any, columns: list[Tensor], guesses: list[Any]) -> float:
-    """Of the last column; 1 without a guess. shape: C of (N, 1)"""
+    """Relative residual of the last column; 1 without a guess. shape: C of (N, 1)"""
     if not columns or guesses[-1] is None:
         return 1.0
     wide = columns[-1].double()

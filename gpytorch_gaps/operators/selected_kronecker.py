@@ -78,7 +78,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         return self.row_shape == self.col_shape and same_cells(self.row_index, self.col_index)
 
     def _work(self, rhs: Tensor, *_: Tensor) -> Work:
-        """Of a product with so many columns."""
+        """The work of a product with so many columns."""
         shapes = list(zip(self.row_shape, self.col_shape, strict=True))
         columns = rhs.numel() // max(1, rhs.size(0 if rhs.dim() == 1 else -2))
         return float(kron_matmul_flops(shapes, columns)), columns * math.prod(self.col_shape)

@@ -66,7 +66,7 @@ class KroneckerTerm:
         return product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
 
     def trace(self, index: Tensor) -> Tensor:
-        """Of ``W K W'``, W selecting the cells `index`. shape: batch"""
+        """Trace of ``W K W'``, W selecting the cells `index`. shape: batch"""
         diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors]
         return product_at(diagonals, unravel(index, self.shape)).sum(-1)
 

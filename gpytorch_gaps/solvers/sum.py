@@ -149,7 +149,7 @@ class SumSystem:
 
     @cached_property
     def kernel_trace(self) -> Tensor:
-        """Of the matrix without D. shape: batch"""
+        """Trace of the matrix without D. shape: batch"""
         total = self.diagonal.new_zeros(()) if self._other_trace is None else self._other_trace.detach().double()
         return sum((term.trace(self.index) for term in self.terms), total)
 

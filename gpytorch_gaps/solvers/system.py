@@ -253,12 +253,12 @@ class GapSystem:
         return kron_block(self.factors(), self.train_index, self.train_index) + torch.diag_embed(diagonal)
 
     def cholesky(self) -> Tensor:
-        """Of ``W K W' + D``, factorised once. Cost: N^3 / 3. shape: (*batch, N, N)"""
+        """Cholesky factor of ``W K W' + D``, computed once. Cost: N^3 / 3. shape: (*batch, N, N)"""
         make = threads_for(self.num_train**3 / 3.0)(lambda: psd_safe_cholesky(self.dense()))
         return self.once("cholesky", make)
 
     def gap_cholesky(self) -> Tensor:
-        """Of ``V (K + s2 I)^-1 V'``, factorised once. shape: (*batch, L, L)"""
+        """Cholesky factor of ``V (K + s2 I)^-1 V'``, computed once. shape: (*batch, L, L)"""
         make = threads_for(len(self.gap_index) ** 3 / 3.0)(lambda: psd_safe_cholesky(self.gap_matrix()))
         return self.once("gap cholesky", make)
 
@@ -300,7 +300,7 @@ class GapSystem:
     # -- preconditioners, set up once a rank ---------------------------------------------------------------------------
 
     def eigen_preconditioner(self, rank: int) -> EigenPreconditioner:
-        """Of the trace of the matrix: what conjugate gradients are preconditioned with."""
+        """The preconditioner of conjugate gradients, which has the trace of the matrix."""
         return self.once(
             ("eigen", rank),
             lambda: EigenPreconditioner(self.eigen(), self.train_index, self.noise, rank, self.kernel_trace),
@@ -314,7 +314,7 @@ class GapSystem:
 
     @cached_property
     def kernel_trace(self) -> Tensor:
-        """Of ``W K W'``. shape: batch"""
+        """Trace of ``W K W'``. shape: batch"""
         diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors()]
         return product_at(diagonals, unravel(self.train_index, self.shape)).sum(-1)
 
