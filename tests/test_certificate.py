@@ -192,12 +192,10 @@ def test_the_mean_of_a_model_is_within_its_stated_error(dtype, noise, method):
 # -- fill_gaps ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", [0.0, 300.0])
-@pytest.mark.parametrize("kernels", ["auto", "given"])
-def test_what_fill_gaps_fills_in_is_within_its_stated_error(kernels, offset):
-    values = gappy_field((16, 18), offset=offset)
-    given = "auto" if kernels == "auto" else [with_length(RBFKernel(), 5.0), with_length(MaternKernel(nu=1.5), 5.0)]
-    result = gaps.fill_gaps(values, kernels=given, check=False, std=False, steps=3, progress=False)
+def filled_error(values, kernels="auto", **options):
+    """The true error of what fill_gaps fills in, in standard deviations, and its report."""
+    options = {"check": False, "std": False, "steps": 3, "progress": False, **options}
+    result = gaps.fill_gaps(values, kernels=kernels, **options)
     model, index = result.model, np.flatnonzero(~np.isnan(values))
     with torch.no_grad():
         cells = gaps.CartesianGrid([torch.arange(m, dtype=torch.float64) for m in values.shape]).points()
@@ -205,24 +203,52 @@ def test_what_fill_gaps_fills_in_is_within_its_stated_error(kernels, offset):
         noise = float(model.likelihood.noise)
     expected, deviation = exact_posterior([covariance], index, noise, values.reshape(-1)[index] - prior[index])
     gap = np.isnan(values).reshape(-1)
-    true = error_in_std(result.mean.reshape(-1)[gap], (expected + prior)[gap], deviation[gap])
-    assert true <= result.report.error_in_std <= 1e-2
+    return error_in_std(result.mean.reshape(-1)[gap], (expected + prior)[gap], deviation[gap]), result.report
 
 
-@pytest.mark.parametrize("offset", [0.0, 300.0])
-def test_what_a_streamed_fill_fills_in_is_within_its_stated_error(monkeypatch, offset):
-    """As arrays of more than four million cells are filled."""
-    values, calls, reconstruct = gappy_field((16, 18), offset=offset), [], streamed.reconstruct
-    monkeypatch.setattr(sys.modules["gpytorch_gaps.fill"], "LARGEST", 0)
-    monkeypatch.setattr(
-        streamed, "reconstruct", lambda *args, **kw: calls.append((args, kw)) or reconstruct(*args, **kw)
-    )
-    result = gaps.fill_gaps(values, check=False, steps=3, progress=False)
+def streamed_error(values, monkeypatch):
+    """The same, as arrays of more than four million cells are filled."""
+    calls, reconstruct = [], streamed.reconstruct
+
+    def recorded(*args, **options):
+        calls.append((args, options))
+        return reconstruct(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["gpytorch_gaps.fill"], "LARGEST", 0)
+        patch.setattr(streamed, "reconstruct", recorded)
+        result = gaps.fill_gaps(values, check=False, steps=3, progress=False)
     (_, axes, kernels, noise), options = calls[-1]
     with torch.no_grad():
         factors = [kernel(torch.as_tensor(axis)).to_dense().numpy() for kernel, axis in zip(kernels, axes, strict=True)]
     index, prior = np.flatnonzero(~np.isnan(values)), options["mean"]
     expected, deviation = exact_posterior(factors, index, noise, values.reshape(-1)[index] - prior)
     gap = np.isnan(values).reshape(-1)
-    true = error_in_std(result.mean.reshape(-1)[gap], expected[gap] + prior, deviation[gap])
-    assert true <= result.report.error_in_std <= 1e-2
+    return error_in_std(result.mean.reshape(-1)[gap], expected[gap] + prior, deviation[gap]), result.report
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("kernels", ["auto", "given"])
+def test_what_fill_gaps_fills_in_is_within_its_stated_error(kernels, offset):
+    given = "auto" if kernels == "auto" else [with_length(RBFKernel(), 5.0), with_length(MaternKernel(nu=1.5), 5.0)]
+    true, report = filled_error(gappy_field((16, 18), offset=offset), given)
+    assert true <= report.error_in_std <= 1e-2
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_what_a_streamed_fill_fills_in_is_within_its_stated_error(monkeypatch, offset):
+    true, report = streamed_error(gappy_field((16, 18), offset=offset), monkeypatch)
+    assert true <= report.error_in_std <= 1e-2
+
+
+@pytest.mark.benchmark
+@pytest.mark.filterwarnings("ignore")
+def test_fillings_of_random_problems_are_within_their_stated_errors(monkeypatch):
+    missed = []
+    for seed in range(100):
+        values = Problem.random(seed).values
+        if np.isnan(values).any() and np.unique(values[~np.isnan(values)]).size > 1:
+            for true, report in (filled_error(values), streamed_error(values, monkeypatch)):
+                if true > report.error_in_std or (report.solve.converged and report.error_in_std > 1e-2):
+                    missed.append(f"seed {seed}: {true:.1e}, stated {report.error_in_std:.1e}, {report}")
+    assert missed == []
