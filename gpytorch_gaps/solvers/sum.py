@@ -29,7 +29,7 @@ from gpytorch_gaps.solvers.choose import (
     still_needed,
 )
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
-from gpytorch_gaps.solvers.system import ROUNDINGS, Probes
+from gpytorch_gaps.solvers.system import ROUNDINGS, Probes, row_norm
 from gpytorch_gaps.threads import threads_for
 
 
@@ -98,11 +98,12 @@ class SumSystem:
         return ROUNDINGS * torch.finfo(torch.float64).eps * self._row_norm * noise * x.norm(dim=-2)
 
     @cached_property
-    def _row_norm(self) -> float:
+    def _row_norm(self) -> Tensor:
         """About the largest norm of a row of the matrix without D; of other terms, ``sqrt(N)`` of a diagonal entry."""
-        products = [math.prod(float(f.square().sum(-1).max()) for f in term.factors) for term in self.terms]
-        others = 0.0 if self._other_trace is None else float(self._other_trace.max()) / math.sqrt(self.num_train)
-        return sum(map(math.sqrt, products)) + others
+        norms = [row_norm(term.factors) for term in self.terms]
+        if self._other_trace is not None:
+            norms.append(self._other_trace.detach().double().max() / math.sqrt(self.num_train))
+        return torch.stack(norms).sum() if norms else self.diagonal.new_zeros(())
 
     @property
     def cells(self) -> Tensor:

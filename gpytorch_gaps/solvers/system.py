@@ -275,9 +275,9 @@ class GapSystem:
 
         shape: (*batch, N, C) -> (*batch, C)
         """
-        row = self.once("row", lambda: math.prod(float(f.square().sum(-1).max()) for f in self.factors()))
+        row = self.once("row", lambda: row_norm(self.factors()))
         noise = self.noise.reciprocal().mean(-1, keepdim=True).sqrt()
-        return ROUNDINGS * torch.finfo(torch.float64).eps * math.sqrt(row) * noise * x.norm(dim=-2)
+        return ROUNDINGS * torch.finfo(torch.float64).eps * row * noise * x.norm(dim=-2)
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
         """What a residual is relative to: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""
@@ -367,6 +367,11 @@ def _symmetric(axis: int, factor: Tensor) -> Tensor:
             f"factors: axis {axis} differs from its transpose by {float(difference):.1e}, expected symmetry"
         )
     return factor if not bool(difference > 0) else 0.5 * (factor + factor.mT)
+
+
+def row_norm(factors: Sequence[Tensor]) -> Tensor:
+    """The largest norm of a row of ``(x) K_i``, over a batch; not read by the host."""
+    return torch.stack([factor.square().sum(-1).max() for factor in factors]).prod().sqrt()
 
 
 def whiten(factor: Tensor, root: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ def test_an_interrupt_leaves_everything_as_it_was(tmp_path, field):
     running = subprocess.Popen(
         [*COMMAND, "fill", "in.npy", "-o", "out.npy", "--force"],
         cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
     )  # fmt: skip
     try:
         _wait_until_busy(running, tmp_path / "in.npy")
