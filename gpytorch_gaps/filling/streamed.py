@@ -33,7 +33,7 @@ _VECTORS = 10  # of the size of the weights, that a solve holds
 _FIRST_FLOOR = 1.0  # cells: no restriction yet
 _TABLE = 2048  # places of an axis by which its eigenvalues are judged: of a longer one, every so many
 _SLAB = 2**24  # cells of it that are read at a time
-_ROUNDING = 1e-15  # of the largest eigenvalue: those below are not told from rounding
+_ROUNDING = 1e-15  # of the largest eigenvalue: smaller ones are lost in rounding
 
 
 def fill_streamed(kind: Kind, options: Options) -> tuple[Reconstruction, Prepared, FillReport]:

@@ -15,6 +15,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import NotConvergedWarning, SolveReport
 from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients, waits
+from gpytorch_gaps.solvers.goal import largest
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 
@@ -215,11 +216,6 @@ def krylov_solve(
     return result(
         None if tridiagonal is None else tridiagonal[..., :num_tridiag, :, :].movedim(-3, 0), residual, iterations
     )
-
-
-def largest(columns: Tensor) -> float:
-    """The largest entry; zero if there are none, infinite if one is not a number."""
-    return float(columns.nan_to_num(math.inf, math.inf).max()) if columns.numel() else 0.0
 
 
 def _one_by_one(rhs: Tensor, batch_shape: torch.Size) -> bool:

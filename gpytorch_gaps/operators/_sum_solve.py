@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve, largest
+from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
+from gpytorch_gaps.solvers.goal import certified_error
 from gpytorch_gaps.solvers.sum import SumPlan, SumSystem
 
 
@@ -81,8 +82,7 @@ def _direct(system: SumSystem, rhs: Tensor, training: bool, error_in_std: float 
     norm = wide.norm(dim=-2)
     unit = torch.where(norm > 0, norm, torch.ones_like(norm))
     left = wide - system.matmul(solution)
-    rounding = system.rounding_norms(solution)
-    bound = largest((left * system.diagonal.rsqrt().unsqueeze(-1)).norm(dim=-2) + rounding)
+    bound = certified_error(system, left, solution)
     tolerance, seconds = settings.tolerance_in_force(training), time.perf_counter() - started
     residual, error_in_std = left.norm(dim=-2) / unit, error_in_std if system.least_noise > 0 else None
     return KrylovResult(solution.to(rhs.dtype), None, residual, 0, seconds, tolerance, bound, error_in_std)

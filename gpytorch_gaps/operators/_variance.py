@@ -1,4 +1,4 @@
-"""The variances of a posterior by the method in force, with a report of how far they may be off.
+"""The variances of a posterior by the current method, with a report of how far they may be off.
 
 exact       ``k - g'A^-1 g``, a solve per point; or, where K is of low rank to the tolerance, no solve at all
 low rank    ``k - h'P^-1 h`` with ``P = F C F' + D`` of rank p in place of A, and h in place of g likewise: what the
@@ -263,16 +263,16 @@ def quantile_of_draws(count: int) -> float:
 def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
     started, count = time.perf_counter(), settings.variance_samples.value()
     prior = parts.prior_variance()
-    left, told = torch.zeros_like(prior), torch.zeros_like(prior)
+    left, of_mean = torch.zeros_like(prior), torch.zeros_like(prior)
     with one_report():
         for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
             left = left + deviation.double().square().sum(-1) / count  # squares in small units need float64
-            told = told + explained.double().square().sum(-1) / count
+            of_mean = of_mean + explained.double().square().sum(-1) / count
     tiny = torch.finfo(torch.float64).tiny
     with torch.no_grad():
-        first = left / (left + told).clamp_min(tiny)  # of the prior
+        first = left / (left + of_mean).clamp_min(tiny)  # of the prior
         share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
-    variance = share * left + (1.0 - share) * (prior - told)
+    variance = share * left + (1.0 - share) * (prior - of_mean)
     variance = variance.clamp_min(0.0).minimum(prior)
     known, rest = variance.detach(), (prior - variance).detach()
     spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)

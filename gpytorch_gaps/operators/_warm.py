@@ -15,7 +15,7 @@ from gpytorch_gaps.solvers.warm_start import Trail, WarmStart, unbiased_toleranc
 
 
 def warm_inv_quad_logdet(operator: Any, memory: WarmStart, rhs: Tensor, path: tuple[str, str]) -> tuple[Tensor, Tensor]:
-    """With the probes of the last step, by the method in force, whichever that is. shape: (N, C) -> (C,) and ()"""
+    """With the probes of the last step, by the current method. shape: (N, C) -> (C,) and ()"""
     share, everything = Share(settings.group.value(), memory.num_probes), rhs
     rhs = rhs if share.has_data else rhs[:, :0]
     with torch.no_grad():

@@ -25,13 +25,13 @@ from gpytorch_gaps.functions.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators._base import as_diagonal, same_cells
 from gpytorch_gaps.operators._low_rank import low_rank_operator
-from gpytorch_gaps.operators._solve import largest
 from gpytorch_gaps.operators._sum_solve import solve_sum
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.precision import full_float32, wide_entries
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
 from gpytorch_gaps.solvers.choose import planned_columns
+from gpytorch_gaps.solvers.goal import largest
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.memo import Memo
 from gpytorch_gaps.solvers.solve import ADVICE
@@ -192,8 +192,7 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
             left = rhs.double() - system.matmul(guess.double())
             start = float((left.norm(dim=-2) / rhs.double().norm(dim=-2)).nan_to_num(math.inf).max())
             guess, start = (guess, start) if start < 1.0 else (None, 1.0)
-            in_noise = (left * system.diagonal.rsqrt().unsqueeze(-1)).norm(dim=-2)
-            certified = error_in_std is None or largest(in_noise) <= error_in_std
+            certified = error_in_std is None or largest(system.noise_norms(left)) <= error_in_std
         if certified and start <= settings.tolerance_in_force(training):
             plans = [SumPlan("ignore", reason="the guess is a solution")]
         elif system.loan is not None:

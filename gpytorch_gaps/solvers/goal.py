@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.solvers.sum import SumSystem
 from gpytorch_gaps.solvers.system import GapSystem
 
 
@@ -51,7 +52,7 @@ class Goal:
 
     def measure(self, residual: Tensor) -> Tensor:
         """The larger of both, relative to what they may be, times `tolerance`. shape: (*batch, N, C) -> (*batch, C)"""
-        relative = self.system.column_norms(residual) / self.unit
+        relative = self.relative(residual)
         if self.noise_unit is None:
             return relative
         return torch.maximum(relative, self.system.noise_norms(residual) / self.noise_unit)
@@ -62,7 +63,7 @@ class Goal:
 
     def worst(self, residual: Tensor) -> float:
         """The measure of the worst column; infinite for one that is not a number."""
-        return float(self.measure(residual).nan_to_num(math.inf, math.inf).max()) if residual.numel() else 0.0
+        return largest(self.measure(residual))
 
     def of_correction(self, size: Tensor, error: float) -> "Goal":
         """The goal of solving for a residual of measure `error`, divided by `size`; with a factor of two to spare."""
@@ -73,9 +74,11 @@ class Goal:
         )
 
 
-def certified_error(system: GapSystem, residual: Tensor, solution: Tensor) -> float:
+def certified_error(system: GapSystem | SumSystem, residual: Tensor, solution: Tensor) -> float:
     """``||D^(-1/2) r||`` of the worst column, with what rounding of the residual itself may add."""
-    if not residual.numel():
-        return 0.0
-    bound = system.noise_norms(residual) + system.rounding_norms(solution)
-    return float(bound.nan_to_num(math.inf, math.inf).max())
+    return largest(system.noise_norms(residual) + system.rounding_norms(solution))
+
+
+def largest(columns: Tensor) -> float:
+    """The largest entry; zero if there are none, infinite if one is not a number."""
+    return float(columns.nan_to_num(math.inf, math.inf).max()) if columns.numel() else 0.0

@@ -29,7 +29,7 @@ from gpytorch_gaps.solvers.choose import (
     still_needed,
 )
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
-from gpytorch_gaps.solvers.system import ROUNDINGS, Probes, row_norm
+from gpytorch_gaps.solvers.system import Probes, noise_norms, rounding_norms, row_norm
 from gpytorch_gaps.threads import threads_for
 
 
@@ -92,10 +92,13 @@ class SumSystem:
             image = image + select_cells(total, self.index)
         return image if self._other_matmul is None else image + self._other_matmul(x.double()).to(x.dtype)
 
+    def noise_norms(self, x: Tensor) -> Tensor:
+        """``||D^(-1/2) x||`` per column. shape: (*batch, N, C) -> (*batch, C)"""
+        return noise_norms(self.diagonal, x)
+
     def rounding_norms(self, x: Tensor) -> Tensor:
         """What rounding adds to ``||D^(-1/2) A x||`` per column. shape: (*batch, N, C) -> (*batch, C)"""
-        noise = self.diagonal.reciprocal().mean(-1, keepdim=True).sqrt()
-        return ROUNDINGS * torch.finfo(torch.float64).eps * self._row_norm * noise * x.norm(dim=-2)
+        return rounding_norms(self._row_norm, self.diagonal, x)
 
     @cached_property
     def _row_norm(self) -> Tensor:

@@ -33,7 +33,7 @@ from gpytorch_gaps.solvers.gappiness import local_gappiness
 from gpytorch_gaps.solvers.rates import Rates, rates_of
 from gpytorch_gaps.threads import threads_for
 
-ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
+_ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64
 
 
@@ -268,16 +268,14 @@ class GapSystem:
 
     def noise_norms(self, x: Tensor) -> Tensor:
         """``||D^(-1/2) x||`` per column, in the units of the right-hand side. shape: (*batch, N, C) -> (*batch, C)"""
-        return (x * self.noise.rsqrt().to(x.dtype).unsqueeze(-1)).norm(dim=-2)  # a whitened x is D^(-1/2) x already
+        return noise_norms(self.noise, x)  # a whitened x is D^(-1/2) x already, and has unit noise
 
     def rounding_norms(self, x: Tensor) -> Tensor:
         """What rounding adds to ``||D^(-1/2) A x||`` per column: a few eps times the norm of a row of ``K diag(x)``.
 
         shape: (*batch, N, C) -> (*batch, C)
         """
-        row = self.once("row", lambda: row_norm(self.factors()))
-        noise = self.noise.reciprocal().mean(-1, keepdim=True).sqrt()
-        return ROUNDINGS * torch.finfo(torch.float64).eps * row * noise * x.norm(dim=-2)
+        return rounding_norms(self.once("row", lambda: row_norm(self.factors())), self.noise, x)
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
         """What a residual is relative to: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""
@@ -367,6 +365,17 @@ def _symmetric(axis: int, factor: Tensor) -> Tensor:
             f"factors: axis {axis} differs from its transpose by {float(difference):.1e}, expected symmetry"
         )
     return factor if not bool(difference > 0) else 0.5 * (factor + factor.mT)
+
+
+def noise_norms(noise: Tensor, x: Tensor) -> Tensor:
+    """``||D^(-1/2) x||`` per column. shape: (*batch, 1 or N) and (*batch, N, C) -> (*batch, C)"""
+    return (x * noise.rsqrt().to(x.dtype).unsqueeze(-1)).norm(dim=-2)
+
+
+def rounding_norms(row: Tensor, noise: Tensor, x: Tensor) -> Tensor:
+    """What rounding adds to ``||D^(-1/2) (K + D) x||`` per column, where rows of K have at most the norm `row`."""
+    in_noise = noise.reciprocal().mean(-1, keepdim=True).sqrt()
+    return _ROUNDINGS * torch.finfo(torch.float64).eps * row * in_noise * x.norm(dim=-2)
 
 
 def row_norm(factors: Sequence[Tensor]) -> Tensor:

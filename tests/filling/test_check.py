@@ -50,7 +50,7 @@ def test_few_degrees_of_freedom_leave_it_to_the_model_unless_it_is_refuted(ratio
         (0.95, 400, 400, True),
         (0.86, 400, 400, True),
         (0.80, 400, 400, False),
-        (0.80, 400, 5, True),  # in one hole, errors hang together
+        (0.80, 400, 5, True),  # errors in one hole are correlated
         (0.83, 12, 12, True),  # two of twelve may be chance
         (0.5, 12, 12, False),
         (1.0, 40, 40, True),
