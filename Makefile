@@ -18,6 +18,7 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # the site goes to build/site; any warning is an error (and the theme keeps its advertisement to itself)
 docs: .venv/installed

@@ -21,8 +21,8 @@ import gpytorch_gaps as gaps
 from benchmarks._climate_model import Anomalies, positions
 from benchmarks._climate_train import PROBES, log_likelihood, mean_of, withheld
 from benchmarks._results import Child, markdown_table, number, run_capped
+from benchmarks.datasets import StationClimate
 from gpytorch_gaps import settings
-from gpytorch_gaps.datasets import StationClimate
 
 METHODS: dict[str, tuple[str, int | None, float | None]] = {  # gap_method, preconditioner_rank, gap_penalty
     "FG": ("fill", None, None),

@@ -26,7 +26,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.datasets import StationClimate
+from benchmarks.datasets import StationClimate
 
 _HARMONICS = 4
 _SHRINKAGE = 30.0  # observations' worth of belief in what elevation and position say of a station's cycle

@@ -16,8 +16,8 @@ from linear_operator.operators import DiagLinearOperator
 
 import gpytorch_gaps as gaps
 from benchmarks._climate_model import Anomalies, ClimateModel
+from benchmarks.datasets import StationClimate
 from gpytorch_gaps import settings
-from gpytorch_gaps.datasets import StationClimate
 
 RANK = 1024  # of the preconditioner
 PROBES = 2  # the data are so many that two determine the gradient better than they do

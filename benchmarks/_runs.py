@@ -32,8 +32,8 @@ from benchmarks._fields import (
 from benchmarks._numpy_fill import numpy_fill
 from benchmarks._results import GIB, Child, gemm_gflops, run_capped
 from gpytorch_gaps import settings
-from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.kronecker.selection import spread_cells
+from gpytorch_gaps.linalg.products import kron_matmul
+from gpytorch_gaps.linalg.selection import spread_cells
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 

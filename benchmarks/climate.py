@@ -5,7 +5,7 @@
     python -m benchmarks.climate --data FILE.npz --predict CELLS.npz -o OUT.npz
     python -m benchmarks.climate --part methods --part warm --part botorch
 
-The data are those of a name (``GPYTORCH_GAPS_DATA`` names their folder; see `gpytorch_gaps.datasets`), of an .npz with
+The data are those of a name (``GPYTORCH_GAPS_DATA`` names their folder; see `benchmarks.datasets`), of an .npz with
 the same arrays, or "synthetic". With ``--predict``, `cells` of CELLS.npz (k x 4 integers: year, day, station, output,
 counted from 0) are predicted: OUT.npz gets `mean` and `std` of a new observation there, in degrees. Cells that come
 marked as `test_cells` are never trained on.
@@ -40,9 +40,9 @@ from benchmarks._climate_train import (
 )
 from benchmarks._machine import machine_facts
 from benchmarks._results import described, markdown_table, write_results
+from benchmarks.datasets import StationClimate, load_climate, synthetic_climate
 from gpytorch_gaps import settings
-from gpytorch_gaps.datasets import StationClimate, load_climate, synthetic_climate
-from gpytorch_gaps.files import require_place, write_whole
+from gpytorch_gaps.utils.files import require_place, write_whole
 
 PARTS = ("study", "methods", "warm", "botorch")
 

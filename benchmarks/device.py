@@ -7,7 +7,7 @@ The same code on every device, in one run: GFLOP/s of Kronecker products beside 
 precision; an iteration of conjugate gradients beside the product that it contains; a step of Adam on the marginal
 likelihood, and the mean of every cell with the variance of a few, with the iterations that they took. The host waits
 for the device before a clock is read. float32 products are full float32, on both sides: see
-`gpytorch_gaps.precision`.
+`gpytorch_gaps.utils.precision`.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from torch import Tensor
 
 import gpytorch_gaps as gaps
 from benchmarks._machine import machine_facts
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
-from gpytorch_gaps.precision import full_float32
-from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.solvers.krylov import conjugate_gradients
 from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.utils.precision import full_float32
 
 GAPPINESS, NOISE, LENGTH = 0.3, 1e-2, 0.1
 ITERATIONS = 20  # timed at once

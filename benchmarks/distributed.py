@@ -9,7 +9,8 @@
 
 Every run is started by torchrun, with one thread a process unless told otherwise: with more processes than cores, no
 speed is to be had, and none is promised; what is sent and held is the same on any machine. Beside what was measured
-stands what :mod:`gpytorch_gaps.sizing` expects. Means and hyperparameters are compared with those of one process.
+stands what :mod:`gpytorch_gaps.reconstruction.sizing` expects. Means and
+hyperparameters are compared with those of one process.
 """
 
 import argparse
@@ -35,7 +36,7 @@ import gpytorch_gaps as gaps
 from benchmarks._fields import membrane
 from benchmarks._machine import machine_facts
 from benchmarks._results import GIB, anonymous_gib, markdown_table
-from gpytorch_gaps.distributed.ranks import Ranks, size_of
+from gpytorch_gaps.distributed.communicator import Ranks, size_of
 
 THETA, NOISE = 0.1, 1e-6
 FULL = (128, 128, 96)

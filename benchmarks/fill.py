@@ -19,8 +19,8 @@ from scipy.interpolate import griddata
 from scipy.ndimage import gaussian_filter
 
 from benchmarks._machine import machine_facts
+from benchmarks.datasets import load_field
 from gpytorch_gaps import fill_gaps
-from gpytorch_gaps.datasets import load_field
 
 Peer = Callable[[np.ndarray], np.ndarray]
 

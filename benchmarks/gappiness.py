@@ -19,8 +19,8 @@ from torch import Tensor
 
 from benchmarks._machine import machine_facts
 from gpytorch_gaps import NotConvergedWarning, SolveReport
-from gpytorch_gaps.kronecker.eigen import kron_eigh
-from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.linalg.eigen import kron_eigh
+from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 

@@ -19,7 +19,7 @@ from linear_operator.operators import KroneckerProductLinearOperator
 from torch import Tensor
 
 from benchmarks._machine import machine_facts
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
 
 SHAPES = ((240, 216, 121), (1000, 1000), (56, 366, 291, 2))
 GEMM = 1500

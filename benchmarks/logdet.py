@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks._machine import machine_facts
 from gpytorch_gaps import record_solves, settings
-from gpytorch_gaps.kronecker.selection import kron_block
+from gpytorch_gaps.linalg.selection import kron_block
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 
 SHAPE = (45, 40)

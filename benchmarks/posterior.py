@@ -34,8 +34,8 @@ from torch import Tensor
 
 import gpytorch_gaps as gaps
 from benchmarks._machine import machine_facts
-from gpytorch_gaps.functions.kernel_root import kernel_root
-from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.autograd.kernel_root import kernel_root
+from gpytorch_gaps.linalg.products import kron_matmul
 
 SHAPE = (50, 366, 52, 2)
 MEAN, SIGNAL, NOISE = 8.0, 9.0, 4.5  # degrees, and degrees squared

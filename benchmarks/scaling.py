@@ -79,8 +79,8 @@ from benchmarks.stress import (
     title,
 )
 from benchmarks.stress import STYLES as METHOD_STYLES
-from gpytorch_gaps.kronecker.tiles import MaskedGrid, sweep_flops
-from gpytorch_gaps.kronecker.truncated import truncated_eigh
+from gpytorch_gaps.linalg.masked_grid import MaskedGrid, sweep_flops
+from gpytorch_gaps.linalg.truncated import truncated_eigh
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

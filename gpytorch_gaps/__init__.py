@@ -1,17 +1,18 @@
 """Exact Gaussian processes on grids with gaps, as a GPyTorch plugin."""
 
-from gpytorch_gaps import datasets, distributed, operators, preconditioners, settings, sizing
-from gpytorch_gaps.accessor import register
-from gpytorch_gaps.data import from_array, from_points, from_xarray
-from gpytorch_gaps.fill import Filled, fill_gaps
+from gpytorch_gaps import distributed, operators, preconditioners, settings
+from gpytorch_gaps.filling.accessor import register
+from gpytorch_gaps.filling.fill import Filled, fill_gaps
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.fit import fit
-from gpytorch_gaps.grid import CartesianGrid
-from gpytorch_gaps.history import FitError, History
+from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.kernels.terms import teach_sums_and_products
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
-from gpytorch_gaps.reconstruct import Reconstruction, ReconstructionReport, reconstruct
+from gpytorch_gaps.posterior.sampling import sample_posterior
+from gpytorch_gaps.posterior.scoring import Score, leave_out, score
+from gpytorch_gaps.reconstruction import sizing
+from gpytorch_gaps.reconstruction.reconstruct import Reconstruction, ReconstructionReport, reconstruct
 from gpytorch_gaps.reports import (
     ApproximateVarianceWarning,
     CalibrationWarning,
@@ -21,9 +22,9 @@ from gpytorch_gaps.reports import (
     VarianceReport,
     record_solves,
 )
-from gpytorch_gaps.sampling import sample_posterior
-from gpytorch_gaps.score import Score, leave_out, score
 from gpytorch_gaps.solvers.warm_start import WarmStart
+from gpytorch_gaps.training.fit import fit
+from gpytorch_gaps.training.history import FitError, History
 
 __version__ = "0.1.0"
 
@@ -48,7 +49,6 @@ __all__ = [
     "SolveReport",
     "VarianceReport",
     "WarmStart",
-    "datasets",
     "distributed",
     "fill_gaps",
     "fit",

@@ -16,9 +16,10 @@ from typing import Any
 import linear_operator
 from linear_operator.settings import _value_context
 
-from gpytorch_gaps.distributed.ranks import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import ALONE, Ranks
 from gpytorch_gaps.reports import SolveRecord, active_records, resumed
 from gpytorch_gaps.solvers.warm_start import WarmStart
+from gpytorch_gaps.utils import progress as bars
 
 
 class _Setting(_value_context):
@@ -188,11 +189,17 @@ class mixed_precision(_Setting):
 class progress(_Setting):
     """Whether predictions and samples that take more than a few seconds show a progress bar."""
 
-    _global_value = True
-
     def __init__(self, value: bool = True) -> None:
         _check_switch("progress", value)
         super().__init__(value)
+
+    @classmethod
+    def value(cls) -> bool:
+        return bars.is_enabled()
+
+    @classmethod
+    def _set_value(cls, value: bool) -> None:
+        bars.set_enabled(value)
 
 
 def _check_switch(name: str, value: Any) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gpytorch_gaps.kronecker.eigen import kron_eigh
-from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.kronecker.tiles import MaskedGrid
+from gpytorch_gaps.linalg.eigen import kron_eigh
+from gpytorch_gaps.linalg.masked_grid import MaskedGrid
+from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
-from gpytorch_gaps.solvers.conjugate_gradients import Columns
+from gpytorch_gaps.solvers.formulations.spectral import Spectral
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.spectral import Spectral
+from gpytorch_gaps.solvers.krylov import Columns
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
 from tests import _standin as standin

@@ -11,8 +11,9 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps import progress, settings
+from gpytorch_gaps import settings
 from gpytorch_gaps.reports import _recorders, resumed
+from gpytorch_gaps.utils import progress
 from tests.workflow._pairs import CASES, Model, gappy, with_length
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size

@@ -19,7 +19,7 @@ import torch
 from gpytorch_gaps.filling import withhold
 from gpytorch_gaps.filling.learn import SHORT
 from gpytorch_gaps.filling.streamed import CHECKED
-from gpytorch_gaps.solvers.rates import Rates, rates_of
+from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
 
 _CANDIDATES = 8
 _COMPARED = 3  # windows that candidates are compared on

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps import fill
+from gpytorch_gaps.filling import fill
 from gpytorch_gaps.filling.kinds import Kind, read_kind
 from gpytorch_gaps.formats import Opened
 

@@ -53,10 +53,10 @@ def _run(options: argparse.Namespace, warned: list[str]) -> int:
 
         return run_inspect(options)
     if options.methods:
-        from gpytorch_gaps.demo_methods import run_methods
+        from gpytorch_gaps.cli.demo_methods import run_methods
 
         return run_methods()
-    from gpytorch_gaps.demo import run_demo
+    from gpytorch_gaps.cli.demo import run_demo
 
     return run_demo(options.output)
 

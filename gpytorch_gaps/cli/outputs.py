@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpytorch_gaps.files import require_place
 from gpytorch_gaps.formats import Opened, check_output
+from gpytorch_gaps.utils.files import require_place
 
 PICTURES = (".png", ".pdf", ".svg")
 

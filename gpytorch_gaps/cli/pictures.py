@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.files import write_whole
-from gpytorch_gaps.fill import Filled
+from gpytorch_gaps.filling.fill import Filled
+from gpytorch_gaps.utils.files import write_whole
 
 _MOST = 4_000_000  # cells that a picture can show anything of
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import Module
 
-from gpytorch_gaps.distributed.ranks import Ranks
-from gpytorch_gaps.files import digest
-from gpytorch_gaps.kronecker.truncated import TruncatedEigen
+from gpytorch_gaps.utils.files import digest
 
 _SOME = 2**22  # numbers that are looked at at a time
 
@@ -52,24 +49,3 @@ def describe_values(values: Any) -> str:
         if isinstance(part, np.ma.MaskedArray):
             found.update(np.ascontiguousarray(np.ma.getmaskarray(part)).data)
     return f"#{found.hexdigest()}"
-
-
-def same_basis(basis: TruncatedEigen, ranks: Ranks) -> TruncatedEigen:
-    """The first rank's: eigenvectors of another machine may be of the other sign, or turned among themselves."""
-    if ranks.size == 1:
-        return basis
-    own = ([tuple(v.shape) for v in basis.vectors], basis.level, basis.error)
-    shapes, level, error = ranks.gather(own, "the basis")[0]
-    vectors = _filled_alike(basis.vectors, shapes)
-    values = _filled_alike(basis.values, [shape[-1:] for shape in shapes])
-    for tensor in (*vectors, *values):
-        ranks.broadcast(tensor, "the basis")
-    return TruncatedEigen(tuple(vectors), tuple(values), level, error)
-
-
-def _filled_alike(own: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Tensors to receive what the first rank sends, which is what it has."""
-    return [
-        (tensor if tensor.shape == torch.Size(shape) else tensor.new_empty(*shape)).contiguous()
-        for tensor, shape in zip(own, shapes, strict=True)
-    ]

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gpytorch_gaps.distributed.ranks import RankError, Ranks
+from gpytorch_gaps.distributed.communicator import RankError, Ranks
 
 _joined: Counter[str] = Counter()  # groups that this process has been in, by where they met
 

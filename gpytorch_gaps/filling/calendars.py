@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.data import days_since_first
+from gpytorch_gaps.grid.data import days_since_first
 
 YEAR = 365.2425  # days
 _YEARS = {  # mean length, by CF calendar

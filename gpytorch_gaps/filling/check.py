@@ -29,8 +29,8 @@ from torch import Tensor
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.deviations import in_reasonable_time
 from gpytorch_gaps.filling.withhold import FEWEST
+from gpytorch_gaps.posterior.scoring import Score, score_errors
 from gpytorch_gaps.reports import CalibrationWarning, SolveReport, record_solves
-from gpytorch_gaps.score import Score, score_errors
 
 SAMPLES = 24
 """Draws behind standard deviations, where they are not exact."""

@@ -31,7 +31,7 @@ from gpytorch_gaps.filling.prepare import Prepared, prepare
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.trend import fit_mean, label_scales, sample_of
 from gpytorch_gaps.filling.withhold import Withheld, choose_part, withhold
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
 
 LARGEST = 4_000_000

@@ -19,15 +19,15 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpytorch_gaps.autograd.normal_log_prob import normal_log_prob
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.model import PlaneMean, Term, make_likelihood
 from gpytorch_gaps.filling.windows import Window
-from gpytorch_gaps.fit import fit
-from gpytorch_gaps.functions.normal_log_prob import normal_log_prob
-from gpytorch_gaps.history import FitError, History
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
-from gpytorch_gaps.progress import with_bar
-from gpytorch_gaps.threads import threads_for
+from gpytorch_gaps.training.fit import fit
+from gpytorch_gaps.training.history import FitError, History
+from gpytorch_gaps.utils.progress import with_bar
+from gpytorch_gaps.utils.threads import threads_for
 
 SHORT, LONG = 10, 40  # steps
 _FINALISTS, _FURTHER = 3, 20  # candidates that go on from the short run, and for how many steps more

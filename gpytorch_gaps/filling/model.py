@@ -19,7 +19,7 @@ from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 

@@ -8,7 +8,7 @@ from typing import Any
 from gpytorch.kernels import Kernel
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.reconstruct_inputs import positive
+from gpytorch_gaps.reconstruction.inputs import positive
 
 
 @dataclass(frozen=True)

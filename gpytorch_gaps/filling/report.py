@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpytorch_gaps.history import History
+from gpytorch_gaps.posterior.scoring import Score
 from gpytorch_gaps.reports import SolveReport
-from gpytorch_gaps.score import Score
+from gpytorch_gaps.training.history import History
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.opened import Opened, reading, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array, beside, equal_to, is_gap, put
+from gpytorch_gaps.utils.files import write_whole
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "P": "RGB", "PA": "RGBA"}

@@ -9,10 +9,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.labels import table_names
 from gpytorch_gaps.formats.opened import Opened, choose, reading, require_numbers, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array, equal_to, is_gap, plain, put, slabs
+from gpytorch_gaps.utils.files import write_whole
 
 Header = tuple[tuple[int, ...], np.dtype]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpytorch_gaps.files import require_place, require_writable
+from gpytorch_gaps.utils.files import require_place, require_writable
 
 FORMATS: dict[str, type["Opened"]] = {}
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.opened import Opened, choose, reading, single_array
 from gpytorch_gaps.formats.values import to_dtype
+from gpytorch_gaps.utils.files import write_whole
 
 if TYPE_CHECKING:
     import pandas

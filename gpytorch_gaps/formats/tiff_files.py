@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.opened import Opened, reading, require_numbers, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array
+from gpytorch_gaps.utils.files import write_whole
 
 METADATA, NODATA = 42112, 42113  # of GDAL: an XML text, and the value of a gap
 # Scale, tie points, transformation, keys, doubles and texts of GeoTIFF; metadata and gap value of GDAL; RPC camera.

@@ -17,10 +17,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpytorch_gaps.files import write_whole
 from gpytorch_gaps.formats.labels import labelled, meaning, packed, unpacked_attributes, without
 from gpytorch_gaps.formats.opened import Opened, choose, reading, require, require_numbers, write_store_whole
 from gpytorch_gaps.formats.values import slabs
+from gpytorch_gaps.utils.files import write_whole
 
 if TYPE_CHECKING:
     import xarray

@@ -1,5 +1,5 @@
 """GPyTorch kernels that know a grid."""
 
-from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
+from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 
 __all__ = ["GappyGridKernel"]

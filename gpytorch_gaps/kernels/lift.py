@@ -8,8 +8,8 @@ from gpytorch import Module
 from gpytorch.kernels import Kernel, LinearKernel
 from torch import Tensor
 
-from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
-from gpytorch_gaps.kernels.host import Host, pick
+from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
+from gpytorch_gaps.operators.inspect import Host, pick
 
 
 class _One(Kernel):

@@ -12,7 +12,7 @@ covariances densely. :func:`teach_sums_and_products` has them walked instead, by
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -20,10 +20,8 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ProductKernel, ScaleKernel
-from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import to_dense, to_linear_operator
 from linear_operator.operators import (
-    AddedDiagLinearOperator,
     DenseLinearOperator,
     LinearOperator,
     SumLinearOperator,
@@ -31,10 +29,8 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.wide_covariance import wide_covariance
-from gpytorch_gaps.grid import same_values
-from gpytorch_gaps.kernels.gappy_grid_kernel import GappyGridKernel
-from gpytorch_gaps.kernels.host import Host, find_host, hosts_in, pick, restricted
+from gpytorch_gaps.grid.cartesian import same_values
+from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.kernels.lift import lift
 from gpytorch_gaps.operators import (
     KernelRowsOperator,
@@ -42,57 +38,10 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerOperator,
     SelectedKroneckerSumOperator,
 )
-from gpytorch_gaps.operators._base import same_cells
-from gpytorch_gaps.precision import full_float32, rounded
-
-
-def grid_points(covariance: LinearOperator) -> tuple[GappyGridKernel, Tensor] | None:
-    """The grid kernel of a lazily evaluated covariance, and the points its rows belong to, in the grid's columns."""
-    if isinstance(covariance, SumLinearOperator) and not isinstance(covariance, AddedDiagLinearOperator):
-        return next(filter(None, map(grid_points, covariance.linear_ops)), None)
-    if not isinstance(covariance, LazyEvaluatedKernelTensor):
-        return None
-    host = find_host(covariance.kernel, tuple(range(covariance.x1.size(-1))))
-    return None if host is None else (host.kernel, host.points(covariance.x1))
-
-
-def on_one_grid(covariance: LinearOperator) -> bool:
-    """Whether all grid kernels of a lazily evaluated covariance agree on what a cell is: same columns, same axes."""
-    first, *others = _hosts_of(covariance)
-    return all(
-        host.columns == first.columns and all(map(same_values, host.kernel.grid.axes, first.kernel.grid.axes))
-        for host in others
-        if host.kernel.grid is not first.kernel.grid or host.columns != first.columns
-    )
-
-
-def _hosts_of(covariance: LinearOperator) -> Iterator[Host]:
-    if isinstance(covariance, SumLinearOperator):
-        for part in covariance.linear_ops:
-            yield from _hosts_of(part)
-    elif isinstance(covariance, LazyEvaluatedKernelTensor):
-        yield from hosts_in(covariance.kernel, tuple(range(covariance.x1.size(-1))))
-
-
-def row_points(covariance: LinearOperator) -> Tensor | None:
-    """The points that the rows of an evaluated covariance belong to, in the grid's columns, as far as known."""
-    if isinstance(covariance, SumLinearOperator):
-        found = map(row_points, covariance.linear_ops)
-        return next((points for points in found if points is not None), None)
-    return getattr(getattr(covariance, "base_linear_op", covariance), "row_points", None)  # of a scaled one
-
-
-def grid_covariance(covariance: LinearOperator) -> LinearOperator:
-    """A covariance, evaluated; a sum that was added up outside of a kernel becomes one of ours."""
-    lazy = LazyEvaluatedKernelTensor
-    if isinstance(covariance, lazy):
-        return covariance.evaluate_kernel()
-    if type(covariance) is not SumLinearOperator:
-        return covariance
-    parts = [part.evaluate_kernel() if isinstance(part, lazy) else part for part in covariance.linear_ops]
-    if any(isinstance(part, SelectedKroneckerOperator) and part.is_symmetric for part in parts):
-        return SelectedKroneckerSumOperator(*parts)
-    return SumLinearOperator(*parts)
+from gpytorch_gaps.operators.base import same_cells
+from gpytorch_gaps.operators.inspect import Host, find_host, pick, restricted
+from gpytorch_gaps.operators.wide_covariance import wide_covariance
+from gpytorch_gaps.utils.precision import full_float32, rounded
 
 
 @full_float32()

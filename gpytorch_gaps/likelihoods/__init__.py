@@ -1,5 +1,5 @@
 """Gaussian likelihoods of observations on a grid."""
 
-from gpytorch_gaps.likelihoods.gappy_grid_likelihood import GappyGridLikelihood
+from gpytorch_gaps.likelihoods.grid_likelihood import GappyGridLikelihood
 
 __all__ = ["GappyGridLikelihood"]

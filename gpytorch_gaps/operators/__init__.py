@@ -3,9 +3,7 @@
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.noisy_posterior_covariance import NoisyPosteriorCovarianceOperator
 from gpytorch_gaps.operators.penalized_gaps import PenalizedGapsOperator
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
@@ -18,9 +16,7 @@ __all__ = [
     "FillGapsOperator",
     "KernelRowsOperator",
     "KhatriRaoOperator",
-    "NoisyPosteriorCovarianceOperator",
     "PenalizedGapsOperator",
-    "PosteriorCovarianceOperator",
     "SelectedKroneckerAddedDiagOperator",
     "SelectedKroneckerDiagOperator",
     "SelectedKroneckerOperator",

@@ -8,15 +8,15 @@ from linear_operator.operators import ConstantDiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.training import Share, num_probes, own_probes, sum_over_ranks
-from gpytorch_gaps.kronecker.selection import product_at, unravel
-from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
-from gpytorch_gaps.logdet.nystrom import nystrom_logdet
-from gpytorch_gaps.logdet.stochastic import estimating, standard_error
+from gpytorch_gaps.distributed.columns import Share, num_probes, own_probes, sum_over_ranks
+from gpytorch_gaps.linalg.selection import product_at, unravel
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
-from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import LogdetReport
+from gpytorch_gaps.solvers.logdet.exact import data_side_logdet, gap_side_logdet, grid_logdet
+from gpytorch_gaps.solvers.logdet.nystrom import nystrom_logdet
+from gpytorch_gaps.solvers.logdet.stochastic import estimating, standard_error
 from gpytorch_gaps.solvers.system import whiten
+from gpytorch_gaps.utils.precision import full_float32
 
 
 @full_float32()

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import NotConvergedWarning, SolveReport
-from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients, waits
 from gpytorch_gaps.solvers.goal import largest
+from gpytorch_gaps.solvers.krylov import conjugate_gradients, waits
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.utils.precision import full_float32
 
 
 def solve_in_force(

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators._solve import KrylovResult, krylov_solve
 from gpytorch_gaps.solvers.goal import certified_error
-from gpytorch_gaps.solvers.sum import SumPlan, SumSystem
+from gpytorch_gaps.solvers.sum_system import SumPlan, SumSystem
 
 
 def solve_sum(

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.training import Share, sum_over_ranks
-from gpytorch_gaps.functions.warm_likelihood import WarmLikelihood
+from gpytorch_gaps.distributed.columns import Share, sum_over_ranks
+from gpytorch_gaps.operators.warm_likelihood import WarmLikelihood
 from gpytorch_gaps.reports import LogdetReport, one_report, report_logdet
-from gpytorch_gaps.solvers.choose import expecting
+from gpytorch_gaps.solvers.planning.plans import expecting
 from gpytorch_gaps.solvers.warm_start import Trail, WarmStart, unbiased_tolerances
 
 

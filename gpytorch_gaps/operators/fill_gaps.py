@@ -9,17 +9,17 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.shifted_solve import ShiftedSolve
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, kron_eigh
-from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.kronecker.selection import select_cells, spread_cells
-from gpytorch_gaps.logdet.stochastic import log_quadrature
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_noise, check_factors, check_index
-from gpytorch_gaps.operators._low_rank import low_rank_operator
+from gpytorch_gaps.autograd.shifted_solve import ShiftedSolve
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, kron_eigh
+from gpytorch_gaps.linalg.products import kron_matmul
+from gpytorch_gaps.linalg.selection import select_cells, spread_cells
 from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_noise, check_factors, check_index
+from gpytorch_gaps.operators.low_rank import low_rank_operator
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
-from gpytorch_gaps.solvers.memo import Memo
+from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
+from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.precision import full_float32
 
 
 class FillGapsOperator(KroneckerFactorsOperator):

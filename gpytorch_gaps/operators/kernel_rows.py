@@ -10,8 +10,8 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.wide_covariance import wide_covariance
-from gpytorch_gaps.precision import full_float32, rounded
+from gpytorch_gaps.operators.wide_covariance import wide_covariance
+from gpytorch_gaps.utils.precision import full_float32, rounded
 
 
 class KernelRowsOperator(LinearOperator):

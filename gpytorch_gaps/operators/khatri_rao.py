@@ -8,16 +8,16 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
-from gpytorch_gaps.kronecker.selection import select_cells, spread_cells, unravel
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, check_factors, check_index
-from gpytorch_gaps.precision import full_float32, rounded
+from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
+from gpytorch_gaps.linalg.selection import select_cells, spread_cells, unravel
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, check_factors, check_index
+from gpytorch_gaps.utils.precision import full_float32, rounded
 
 
 class KhatriRaoOperator(KroneckerFactorsOperator):
     """``K[q, n] = prod_i F_i[q, c_i(n)]``: a covariance between Q scattered points and N cells of a grid.
 
-    Nothing of size Q x N is kept: see :mod:`gpytorch_gaps.kronecker.khatri_rao`.
+    Nothing of size Q x N is kept: see :mod:`gpytorch_gaps.linalg.khatri_rao`.
 
     :param factors: one row a point, shape (*batch, Q, m_i) each.
     :param col_index: flat cells, last axis fastest, shape (N,).

@@ -10,11 +10,11 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.products import kron_matmul
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_noise, check_factors, check_index
+from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.operators._solve import krylov_solve
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_noise, check_factors, check_index
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.precision import full_float32
+from gpytorch_gaps.utils.precision import full_float32
 
 
 class PenalizedGapsOperator(KroneckerFactorsOperator):

@@ -14,15 +14,15 @@ from linear_operator.operators import (
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
-from gpytorch_gaps.functions.bilinear import thin_bilinear_gradient
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops
-from gpytorch_gaps.kronecker.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
-from gpytorch_gaps.operators._base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
+from gpytorch_gaps.autograd.bilinear import thin_bilinear_gradient
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.precision import full_float32, rounded
-from gpytorch_gaps.solvers.memo import Memo
-from gpytorch_gaps.threads import Work, sized
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
+from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.utils.threads import Work, sized
 
 
 class SelectedKroneckerOperator(KroneckerFactorsOperator):

@@ -16,20 +16,20 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import kron_eigh
-from gpytorch_gaps.logdet.choose import choose_logdet
-from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
-from gpytorch_gaps.operators._base import same_cells
+from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
-from gpytorch_gaps.operators._low_rank import low_rank_operator
 from gpytorch_gaps.operators._solve import solve_in_force
+from gpytorch_gaps.operators.base import same_cells
+from gpytorch_gaps.operators.low_rank import low_rank_operator
+from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
 from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport
-from gpytorch_gaps.solvers.choose import (
+from gpytorch_gaps.solvers.planning.logdet import choose_logdet
+from gpytorch_gaps.solvers.planning.plans import (
     best_rank,
     choose_plans,
     dense_first,

@@ -6,8 +6,8 @@ import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator, TriangularLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.selection import product_at, unravel
-from gpytorch_gaps.operators._base import check_index
+from gpytorch_gaps.linalg.selection import product_at, unravel
+from gpytorch_gaps.operators.base import check_index
 
 
 class SelectedKroneckerDiagOperator(DiagLinearOperator):

@@ -21,21 +21,21 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.functions.dense_logdet import dense_logdet
-from gpytorch_gaps.operators._added_diag import OwnAddedDiagOperator, asked_rank
-from gpytorch_gaps.operators._base import as_diagonal, same_cells
-from gpytorch_gaps.operators._low_rank import low_rank_operator
+from gpytorch_gaps.autograd.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._sum_solve import solve_sum
+from gpytorch_gaps.operators.base import as_diagonal, same_cells
+from gpytorch_gaps.operators.low_rank import low_rank_operator
+from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.precision import full_float32, wide_entries
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve
-from gpytorch_gaps.solvers.choose import planned_columns
 from gpytorch_gaps.solvers.goal import largest
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
-from gpytorch_gaps.solvers.memo import Memo
+from gpytorch_gaps.solvers.planning.plans import planned_columns
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.solvers.sum import SumPlan, SumSystem
+from gpytorch_gaps.solvers.sum_system import SumPlan, SumSystem
+from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.precision import full_float32, wide_entries
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gpytorch_gaps.filling.kinds import is_a
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 _UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "°N", "degree_east": "°E", "1": ""}
 

@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpytorch_gaps.history import History
 from gpytorch_gaps.plot.style import COLOURS, QUIET, count_in_integers, opened, write_title
+from gpytorch_gaps.training.history import History
 
 
 def history(history: History) -> Figure:
     """Loss per observation, with twice its standard error; noise; and CG iterations, step by step, where there are any.
 
-    :param history: of :func:`gpytorch_gaps.fit`, or of the ``FitError`` that it raised.
+    :param history: of :func:`gpytorch_gaps.training.fit`, or of the ``FitError`` that it raised.
     """
     if not isinstance(history, History):
         raise ValueError(f"history: got {type(history).__name__}; expected the History that fit returns")

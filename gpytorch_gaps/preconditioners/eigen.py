@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, largest_left_out, leading_untied
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, largest_left_out, leading_untied
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 
 

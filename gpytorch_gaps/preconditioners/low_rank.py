@@ -30,10 +30,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.functions.dense_logdet import dense_logdet, logdet_from
-from gpytorch_gaps.kronecker.gram import masked_gram, pair_flops
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import product_at, ravel, select_cells, spread_cells, unravel
+from gpytorch_gaps.autograd.dense_logdet import dense_logdet, logdet_from
+from gpytorch_gaps.linalg.gram import masked_gram, pair_flops
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.selection import product_at, ravel, select_cells, spread_cells, unravel
 
 _ROUNDED = 1e-2  # relative error of a preconditioner that conjugate gradients do not notice
 _LARGE = 2**17  # cells

@@ -6,7 +6,7 @@ belong to the p *smallest* eigenvalues of K. The paper finds that it rarely pays
 
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, leading_untied
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, leading_untied
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 
 

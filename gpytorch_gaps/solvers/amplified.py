@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.solvers.conjugate_gradients import Closure, Stop, conjugate_gradients, waits
+from gpytorch_gaps.solvers.krylov import Closure, Stop, conjugate_gradients, waits
 
 _TINY = 1e-300
 _LOOK_EVERY = 8  # iterations after which the original residual is looked at, however far off it seems

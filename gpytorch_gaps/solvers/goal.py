@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.solvers.sum import SumSystem
+from gpytorch_gaps.solvers.sum_system import SumSystem
 from gpytorch_gaps.solvers.system import GapSystem
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.functions.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.kronecker.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_untied
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import product_at, unravel
+from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_untied
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.selection import product_at, unravel
 
 
 class KroneckerTerm:

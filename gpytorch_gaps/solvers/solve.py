@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.precision import full_float32
 from gpytorch_gaps.reports import SolveReport, report_solve
-from gpytorch_gaps.solvers.choose import (
+from gpytorch_gaps.solvers.formulations.fill import Fill
+from gpytorch_gaps.solvers.formulations.ignore import Ignore
+from gpytorch_gaps.solvers.formulations.penalize import Penalize
+from gpytorch_gaps.solvers.formulations.spectral import Spectral
+from gpytorch_gaps.solvers.goal import Goal, certified_error
+from gpytorch_gaps.solvers.planning.plans import (
     Plan,
     best_rank,
     choose_plans,
@@ -18,14 +22,10 @@ from gpytorch_gaps.solvers.choose import (
     rank_plans,
     still_needed,
 )
-from gpytorch_gaps.solvers.fill import Fill
-from gpytorch_gaps.solvers.goal import Goal, certified_error
-from gpytorch_gaps.solvers.ignore import Ignore
-from gpytorch_gaps.solvers.penalize import Penalize
 from gpytorch_gaps.solvers.refine import Formulation, refine
-from gpytorch_gaps.solvers.spectral import Spectral
 from gpytorch_gaps.solvers.system import GapSystem
-from gpytorch_gaps.threads import Work, sized
+from gpytorch_gaps.utils.precision import full_float32
+from gpytorch_gaps.utils.threads import Work, sized
 
 _MAX_RESTARTS = 3
 _WORTH_RESTART = 0.1  # a residual from which solving once more should get further

@@ -17,7 +17,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpytorch_gaps.kronecker.eigen import (
+from gpytorch_gaps.linalg.eigen import (
     ROUNDING,
     KroneckerEigen,
     if_thin,
@@ -25,13 +25,13 @@ from gpytorch_gaps.kronecker.eigen import (
     largest_left_out,
     leading_products,
 )
-from gpytorch_gaps.kronecker.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.kronecker.selection import kron_block, product_at, select_cells, spread_cells, unravel
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.solvers.gappiness import local_gappiness
-from gpytorch_gaps.solvers.rates import Rates, rates_of
-from gpytorch_gaps.threads import threads_for
+from gpytorch_gaps.solvers.planning.gappiness import local_gappiness
+from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
+from gpytorch_gaps.utils.threads import threads_for
 
 _ROUNDINGS = 8.0  # of a float64 product and residual, in units of eps
 _CHUNK_NUMBERS = 2**23  # grid numbers held at once: 64 MiB of float64

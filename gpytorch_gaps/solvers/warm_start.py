@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.distributed.training import Share
+from gpytorch_gaps.distributed.columns import Share
 from gpytorch_gaps.solvers.signs import random_signs
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew

@@ -9,7 +9,7 @@ from benchmarks import climate as command
 from benchmarks._climate_methods import PaperModel
 from benchmarks._climate_model import Anomalies, ClimateModel, days_off, lagged_covariance, mean_cycle, moved
 from benchmarks._climate_train import references, scores, train, withheld
-from gpytorch_gaps.datasets import StationClimate, synthetic_climate
+from benchmarks.datasets import StationClimate, synthetic_climate
 
 
 @pytest.fixture(scope="module")

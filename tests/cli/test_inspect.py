@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-import gpytorch_gaps.fill as filling
+import gpytorch_gaps.filling.fill as filling
 from gpytorch_gaps.cli import inspection
 from gpytorch_gaps.cli.gap_sizes import gap_sizes, longest_run
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-import gpytorch_gaps.fill as filling
+import gpytorch_gaps.filling.fill as filling
 
 
 def smooth_field(path, shape, gappy=0.3):

@@ -16,8 +16,8 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch_gaps as gaps
-from gpytorch_gaps import weight_checkpoint
-from gpytorch_gaps.distributed.ranks import Ranks
+from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
 from tests.distributed import _work as work
 
 SHAPE = (16, 12)

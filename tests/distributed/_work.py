@@ -13,8 +13,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
-from gpytorch_gaps.distributed.ranks import Ranks
-from gpytorch_gaps.solvers import weights
+from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.reconstruction import weights
 
 
 def field(shape, gaps_as="random", dtype="float64", seed=0):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpytorch_gaps import distributed
-from gpytorch_gaps.distributed.ranks import Ranks, Traffic, shares, size_of
+from gpytorch_gaps.distributed.communicator import Ranks, Traffic, shares, size_of
 from tests._ranks import run_ranks
 from tests.distributed import _work as work
 

@@ -10,7 +10,7 @@ import torch
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling import check as checking
 from gpytorch_gaps.filling.check import Check, Predicted, judge, predict_measurements, widening
-from gpytorch_gaps.score import Score
+from gpytorch_gaps.posterior.scoring import Score
 
 
 def a_check(coverage=0.95, count=400, independent=400.0, ratio=1.0, freedom=100.0):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
+from gpytorch_gaps.autograd.normal_log_prob import normal_log_prob
 from gpytorch_gaps.filling.auto_kernels import candidates
 from gpytorch_gaps.filling.axes import describe_axes
 from gpytorch_gaps.filling.learn import WindowLogLikelihood, WindowModel, _Part, learn
 from gpytorch_gaps.filling.model import NOISE_FLOOR, PlaneMean, Term, make_likelihood, make_model
 from gpytorch_gaps.filling.windows import all_of, choose_windows
-from gpytorch_gaps.functions.normal_log_prob import normal_log_prob
-from gpytorch_gaps.grid import CartesianGrid
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from gpytorch.kernels import MaternKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import in_memory
-from gpytorch_gaps.operators import _posterior_parts
+from gpytorch_gaps.posterior import parts as _posterior_parts
 
 PLACES = 150
 

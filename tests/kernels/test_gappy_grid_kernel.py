@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from linear_operator.operators import DenseLinearOperator
 
 from gpytorch_gaps import CartesianGrid, GappyGridKernel
-from gpytorch_gaps.kernels import cells, gappy_grid_kernel
+from gpytorch_gaps.grid import cells
+from gpytorch_gaps.kernels import grid_kernel as gappy_grid_kernel
 from gpytorch_gaps.operators import KhatriRaoOperator, SelectedKroneckerOperator
 from tests import _dense as dense
 

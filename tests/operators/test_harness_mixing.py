@@ -23,7 +23,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumAddedDiagOperator,
     SelectedKroneckerSumOperator,
 )
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from tests._dense import kron, kron_vectors
 
 TRAIN = torch.tensor([0, 2, 3, 5, 7, 8, 11])

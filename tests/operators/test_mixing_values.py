@@ -29,7 +29,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumAddedDiagOperator,
     SelectedKroneckerSumOperator,
 )
-from gpytorch_gaps.operators.posterior_covariance import PosteriorCovarianceOperator, PredictionPoints
+from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator, PredictionPoints
 from gpytorch_gaps.reports import NotConvergedWarning
 from tests import _dense as dense
 

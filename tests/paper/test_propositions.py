@@ -13,8 +13,7 @@ import torch
 from linear_operator.operators import ConstantDiagLinearOperator
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
-from gpytorch_gaps.kronecker.eigen import kron_eigh
-from gpytorch_gaps.logdet.exact import data_side_logdet, gap_side_logdet
+from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.operators import (
     FillGapsOperator,
     PenalizedGapsOperator,
@@ -22,6 +21,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerOperator,
 )
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
+from gpytorch_gaps.solvers.logdet.exact import data_side_logdet, gap_side_logdet
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense

@@ -11,7 +11,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import plot, settings
-from gpytorch_gaps.history import History
+from gpytorch_gaps.training.history import History
 from tests.plot._drawn import panels_of, tick_texts
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpytorch_gaps.kronecker.eigen import kron_eigh, leading_products
-from gpytorch_gaps.kronecker.selection import ravel
+from gpytorch_gaps.linalg.eigen import kron_eigh, leading_products
+from gpytorch_gaps.linalg.selection import ravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 
 examples = settings(max_examples=40, deadline=None)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from gpytorch_gaps.kronecker.products import kron_matmul
+from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense

@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
-from gpytorch_gaps.kronecker.products import narrowed
-from gpytorch_gaps.logdet.stochastic import log_quadrature
+from gpytorch_gaps.linalg.products import narrowed
 from gpytorch_gaps.operators import SelectedKroneckerOperator, _solve
 from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.solvers import amplified, ignore
+from gpytorch_gaps.solvers import amplified
+from gpytorch_gaps.solvers.formulations import ignore
+from gpytorch_gaps.solvers.formulations.spectral import Spectral
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
-from gpytorch_gaps.solvers.spectral import Spectral
+from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
 from tests.workflow import _pairs

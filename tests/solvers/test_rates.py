@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from gpytorch_gaps.solvers import rates
-from gpytorch_gaps.solvers.choose import choose_plans
+from gpytorch_gaps.solvers.planning import rates
+from gpytorch_gaps.solvers.planning.plans import choose_plans
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 
@@ -64,7 +64,7 @@ def test_first_comes_what_should_take_least(products, memory, noise):
 def test_what_is_soon_done_is_not_planned_for(monkeypatch):
     gaps, rhs = system(1e-2)
     gaps.rates = rates.Rates(1e12, 1e12, 1e-9)
-    monkeypatch.setattr("gpytorch_gaps.solvers.choose.best_rank", lambda *args: pytest.fail("planned further"))
+    monkeypatch.setattr("gpytorch_gaps.solvers.planning.plans.best_rank", lambda *args: pytest.fail("planned further"))
     _, report = solve_system(gaps, rhs)
     assert report.method == "spectral"
     assert report.converged

@@ -9,7 +9,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.solvers.conjugate_gradients import conjugate_gradients
+from gpytorch_gaps.solvers.krylov import conjugate_gradients
 from gpytorch_gaps.solvers.solve import solve_system
 from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense

@@ -1,4 +1,4 @@
-"""Traps in linear_operator's conjugate gradients: what `gpytorch_gaps.solvers.conjugate_gradients` is for."""
+"""Traps in linear_operator's conjugate gradients: what `gpytorch_gaps.solvers.krylov` is for."""
 
 import gpytorch
 import linear_operator
@@ -8,7 +8,7 @@ from linear_operator.utils import linear_cg
 
 from tests.upstream._helpers import changed, exponential, normal, residuals, with_spectrum
 
-SOLVER = "gpytorch_gaps.solvers.conjugate_gradients"
+SOLVER = "gpytorch_gaps.solvers.krylov"
 
 
 class Counted:
@@ -89,7 +89,7 @@ def test_default_tolerances_are_loose():
 
 def test_dense_cholesky_up_to_800(monkeypatch):
     """Trap: small tests skip conjugate gradients unless `max_cholesky_size(0)`. See solvers/choose and the tests."""
-    where = "gpytorch_gaps.solvers.choose"
+    where = "gpytorch_gaps.solvers.planning.plans"
     calls = []
 
     def spy(*args, **kwargs):

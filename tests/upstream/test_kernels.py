@@ -10,7 +10,7 @@ from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator
 from tests.upstream._helpers import changed, in_subprocess, raised
 
 KERNELS = "gpytorch_gaps.kernels"
-STRATEGY = "gpytorch_gaps.models.prediction_strategy"
+STRATEGY = "gpytorch_gaps.posterior.strategy"
 
 # -- sums and products -------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class WithAxis(Kernel):
 
 def test_buffers_are_expanded_and_indexed_as_if_batched():
     """Trap: a buffer is taken for a batched parameter, `active_dims` too. Answered by axes in a child module."""
-    where = "gpytorch_gaps.grid.CartesianGrid"
+    where = "gpytorch_gaps.grid.cartesian.CartesianGrid"
     expanded = WithAxis().expand_batch(torch.Size([2])).axis
     assert expanded.shape == (2, 6), changed("Kernel.expand_batch no longer expands buffers", where)
     indexed = WithAxis(batch_shape=torch.Size([2]))[0].axis
@@ -152,7 +152,7 @@ def test_periodic_kernel_divides_by_lengthscale_and_trains_its_period():
 
 def test_float32_merges_minutes():
     """Trap: `.float()` merges close coordinates, e.g. minutes since 1970. Answered by CartesianGrid, which refuses."""
-    where = "gpytorch_gaps.grid.CartesianGrid"
+    where = "gpytorch_gaps.grid.cartesian.CartesianGrid"
     seconds = 1.6e9 + 60 * torch.arange(60, dtype=torch.float64)
     module = torch.nn.Module()
     module.register_buffer("axis", seconds)

@@ -9,7 +9,7 @@ from linear_operator.operators import to_linear_operator
 
 from tests.upstream._helpers import changed, exponential, raised
 
-PROBES = "_probe_vectors_and_norms of our operators and gpytorch_gaps.logdet"
+PROBES = "_probe_vectors_and_norms of our operators and gpytorch_gaps.solvers.logdet"
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,13 @@ def covariance(size=5):
 
 
 def test_no_probes_raises():
-    """Trap: `num_trace_samples(0)`, documented as the exact trace, raises. Answered by gpytorch_gaps.logdet.exact."""
+    """Trap: `num_trace_samples(0)`, documented as the exact trace, raises.
+
+    Answered by gpytorch_gaps.solvers.logdet.exact.
+    """
     with linear_operator.settings.num_trace_samples(0):
         error = raised(covariance().logdet)
-    assert error is not None, changed("num_trace_samples(0) no longer raises", "gpytorch_gaps.logdet.exact")
+    assert error is not None, changed("num_trace_samples(0) no longer raises", "gpytorch_gaps.solvers.logdet.exact")
 
 
 def test_deterministic_probes_are_global_and_deprecated():

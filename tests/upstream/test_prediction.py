@@ -94,7 +94,7 @@ def test_nan_policy_mask():
 
     Answered by never building on it: gpytorch_gaps.from_array drops gaps from the training data.
     """
-    where = "gpytorch_gaps.data.from_array"
+    where = "gpytorch_gaps.grid.data.from_array"
     x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
     y = torch.sin(6 * x.squeeze(-1))
     y[10:30] = math.nan

@@ -1,4 +1,4 @@
-"""Traps in samples, roots and fantasies above 800 points: why `gpytorch_gaps.sampling` draws its own."""
+"""Traps in samples, roots and fantasies above 800 points: why `gpytorch_gaps.posterior.sampling` draws its own."""
 
 import gpytorch
 import linear_operator
@@ -9,7 +9,7 @@ from linear_operator.operators import to_linear_operator
 
 from tests.upstream._helpers import PlainGP, changed, exponential, gaussian_likelihood, normal
 
-SAMPLING = "gpytorch_gaps.sampling"
+SAMPLING = "gpytorch_gaps.posterior.sampling"
 
 
 def test_prior_samples_lose_variance_above_800():

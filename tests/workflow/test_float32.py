@@ -17,7 +17,7 @@ from gpytorch.kernels import (
 )
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.functions.wide_covariance import wide_covariance
+from gpytorch_gaps.operators.wide_covariance import wide_covariance
 from tests.workflow._pairs import Model, gappy, with_length
 
 

@@ -1,0 +1,160 @@
+"""From the forms in which data with gaps come, to a grid and its observations."""
+
+import warnings
+from collections.abc import Hashable, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from gpytorch_gaps.grid.cartesian import (
+    CartesianGrid,
+    first_equal_row,
+    observed_entries,
+    read,
+    refuse,
+    refuse_repeats,
+    unify,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+_FAR_FROM_A_GRID = 50  # so many cells a point are hardly meant
+
+GridData = tuple[CartesianGrid, Tensor, Tensor]
+"""A grid of D columns, the coordinates `(N, D)` of its observed cells, and the observations `(N,)`."""
+
+
+def from_array(values: ArrayLike | Tensor, axes: Sequence[ArrayLike | Tensor | None] | None = None) -> GridData:
+    """Grid, train_x and train_y of an array with gaps, observations in grid order.
+
+    Dimension i of `values` runs along axis i: its m_i coordinates `(m_i,)`, or m_i rows of a group `(m_i, d_i)`, or
+    None for 0, 1, .., m_i - 1. Gaps are NaN, or masked in a NumPy masked array. Arrays must agree on floating dtype
+    and device; integers, booleans and Python numbers follow the others, or take torch's default dtype.
+    """
+    given = read("values", values, booleans=True)
+    shape = given.tensor.shape
+    if given.tensor.ndim == 0 or given.tensor.numel() == 0:
+        raise ValueError(f"values: got shape {tuple(shape)}; expected one dimension or more, none of them 0")
+    axes = [None] * len(shape) if axes is None else axes
+    if len(axes) != len(shape):
+        raise ValueError(f"axes: got {len(axes)}; expected {len(shape)}, one for each dimension of values")
+    coordinates = [range(m) if axis is None else axis for axis, m in zip(axes, shape, strict=True)]
+    tensor, *tables = unify(given, *(read(f"axis {i}", axis) for i, axis in enumerate(coordinates)))
+    grid = CartesianGrid(tables)
+    for i, (m, expected) in enumerate(zip(grid.shape, shape, strict=True)):
+        if m != expected:
+            raise ValueError(f"axis {i}: got {m} coordinates; expected {expected}, as values has along dimension {i}")
+    index = grid.observed(tensor)
+    return grid, grid.points(index), tensor.flatten()[index]
+
+
+def from_points(
+    x: ArrayLike | Tensor, y: ArrayLike | Tensor, groups: Sequence[Sequence[int]] | None = None
+) -> GridData:
+    """Grid, train_x and train_y of rows x `(N, D)`, y `(N,)` that lie on some of the cells of a grid, in any order.
+
+    Each column of x gives an axis, its distinct coordinates in ascending order; or each of `groups`, such as
+    `[[0], [1], [2, 3]]`, gives one from the distinct rows of its columns. The columns of train_x follow the axes: with
+    groups, they are those of x in the order in which the groups list them. The rows of train_x and train_y are those
+    given, without the ones where y is NaN, which shape the axes but are no observations. A cell has at most one row.
+    """
+    given = read("x", x)
+    points, targets = unify(given, read("y", y, booleans=True))
+    if points.ndim != 2 or points.shape[1] == 0:
+        raise ValueError(f"x: got shape {tuple(points.shape)}; expected (N, D)")
+    if targets.shape != points.shape[:1]:
+        raise ValueError(f"y: got shape {tuple(targets.shape)}; expected ({len(points)},), one for each row of x")
+    columns = range(points.shape[1])
+    groups = [[column] for column in columns] if groups is None else groups
+    order = list(chain.from_iterable([group] if isinstance(group, int) else group for group in groups))
+    groups = [[group] if isinstance(group, int) else group for group in groups]
+    if sorted(order) != list(columns) or not all(groups):
+        raise ValueError(f"groups: got {groups}; expected each column of x, 0 to {columns[-1]}, in exactly one group")
+    refuse(~points.isfinite(), points, "x", "finite coordinates")
+    observed = observed_entries("y", targets)
+    # Distinct as given, before any cast: one that merges coordinates is then refused by the grid.
+    raw = given.tensor.detach()
+    grid = CartesianGrid([_distinct_rows(raw[:, list(group)]).to(points) for group in groups])
+    points = points[:, order]
+    refuse_repeats("x", points, keys=grid.index_of(points))
+    if grid.num_cells > _FAR_FROM_A_GRID * len(points):
+        warnings.warn(
+            f"x: {len(points)} points make a grid of {' x '.join(map(str, grid.shape))} cells, nearly all of them "
+            "gaps. Are they scattered, or do coordinates that should be equal differ by rounding? Then round x first; "
+            "columns that vary together belong in one of the groups.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return grid, points[observed], targets[observed]
+
+
+def _distinct_rows(rows: Tensor) -> Tensor:
+    """The distinct ones among `rows` `(N, d)`, in lexicographic order."""
+    if rows.shape[1] == 1:
+        return torch.unique(rows).unsqueeze(-1)
+    is_first = first_equal_row(rows, rows) == torch.arange(len(rows), device=rows.device)
+    return torch.unique(rows[is_first], dim=0)  # sorts them: slow on many, but few are left
+
+
+def from_xarray(data_array: "xarray.DataArray") -> GridData:
+    """Grid, train_x and train_y of an xarray DataArray with NaN gaps, observations in grid order.
+
+    The coordinate of each dimension gives an axis in the dtype of the values: numbers as they are, times and
+    durations as days since the first, labels (strings, objects, booleans) and absent coordinates as 0, 1, .., m - 1.
+    """
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError("from_xarray needs xarray: pip install gpytorch-gaps[xarray]") from error
+    if isinstance(data_array, xarray.Dataset):
+        raise TypeError(f"data_array: got a Dataset; pick a variable, one of {list(data_array.data_vars)}")
+    if not isinstance(data_array, xarray.DataArray):
+        raise TypeError(f"data_array: got {type(data_array).__name__}; expected an xarray DataArray")
+    try:
+        return from_array(data_array.values, [_dimension_axis(data_array, dim) for dim in data_array.dims])
+    except ValueError as error:
+        raise ValueError(f"data_array with dimensions {data_array.dims}: {error}") from error
+
+
+def _dimension_axis(data_array: "xarray.DataArray", dim: Hashable) -> list[float] | None:
+    """A dimension's coordinates as Python numbers, which take the dtype of the values; None for 0, 1, .., m - 1."""
+    coordinate = data_array.coords[dim].values if dim in data_array.coords else np.empty(0, dtype=object)
+    if coordinate.dtype.kind in "mM":
+        if np.isnat(coordinate).any():
+            raise ValueError(f"coordinate {dim!r} has NaT; expected times")
+        return days_since_first(coordinate).tolist()
+    if coordinate.dtype.kind == "O" and len(coordinate):
+        return _days_or_labels(dim, coordinate)
+    return coordinate.tolist() if coordinate.dtype.kind in "iufc" else None
+
+
+def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
+    """Dates of any calendar as days since the first; None, for 0, 1, .., m - 1, where they are labels."""
+    if all(isinstance(entry, (str, bool, tuple)) for entry in objects):
+        return None
+    try:
+        spans = [entry - objects[0] for entry in objects]
+    except TypeError:
+        spans = []
+    if not spans or not all(isinstance(span, timedelta) for span in spans):
+        raise ValueError(
+            f"coordinate {dim!r} holds {type(objects[0]).__name__}; expected numbers, times, or strings as labels"
+        )
+    return [span / timedelta(days=1) for span in spans]
+
+
+def days_since_first(times: np.ndarray) -> np.ndarray:
+    """Days since the first of `times`, datetime64 or timedelta64 of any unit.
+
+    Whole days and what remains of the day are exact as integers: neither overflows, whatever the span and unit, and
+    the remainder keeps its precision.
+    """
+    day = times.astype(f"{times.dtype.kind}8[D]")
+    remainder = times - day
+    return (day - day[:1]).astype(np.int64) + (remainder - remainder[:1]) / np.timedelta64(1, "D")

@@ -1,0 +1,46 @@
+"""A low-rank preconditioner as the LinearOperator that GPyTorch draws probes from and differentiates."""
+
+import torch
+from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator, RootLinearOperator
+from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, lifted_root
+from gpytorch_gaps.utils.precision import full_float32
+
+
+class _LowRankSum(PsdSumLinearOperator):
+    """A sum whose probes and gradients GPyTorch asks for, outside of any block of ours."""
+
+    @full_float32()
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        return super().zero_mean_mvn_samples(num_samples)
+
+    @full_float32()
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        return super()._bilinear_derivative(left_vecs, right_vecs)
+
+
+def low_rank_operator(
+    preconditioner: LowRankPreconditioner,
+    coefficients: Tensor,
+    diagonal: DiagLinearOperator,
+    dtype: torch.dtype,
+    root: Tensor | None = None,
+) -> LinearOperator:
+    """``F C F' + R R' + D'``. ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored.
+
+    :param diagonal: D; what the preconditioner adds to it is a constant.
+    """
+    raised = DiagLinearOperator(diagonal._diagonal() + preconditioner.added.to(dtype))
+    vectors = [q.to(dtype) for q in preconditioner.vectors]
+    basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
+    if not coefficients.size(-1):
+        assert root is not None
+        return _LowRankSum(RootLinearOperator(root.to(dtype)), raised)
+    scale = DiagLinearOperator(lifted_root(coefficients).to(dtype))
+    parts = [RootLinearOperator(MatmulLinearOperator(basis, scale))]
+    if root is not None:
+        parts.append(RootLinearOperator(root.to(dtype)))
+    return _LowRankSum(*parts, raised)

@@ -1,0 +1,177 @@
+"""``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior, worked out when and as far as it is asked for."""
+
+from typing import Any
+
+import torch
+from linear_operator import to_dense
+from linear_operator.operators import AddedDiagLinearOperator, DiagLinearOperator, LinearOperator
+from linear_operator.utils.getitem import _equal_indices
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
+from gpytorch_gaps.posterior.joint_draws import normal_columns
+from gpytorch_gaps.posterior.parts import PosteriorParts, PredictionPoints
+from gpytorch_gaps.posterior.pathwise import pathwise_draws
+from gpytorch_gaps.posterior.variance import variance_in_force
+from gpytorch_gaps.reports import one_report
+from gpytorch_gaps.utils.precision import full_float32
+
+_FEW_POINTS = 8  # a solve for each of so few points is no more than a draw may cost
+
+
+class PosteriorCovarianceOperator(LinearOperator):
+    """The posterior covariance of Q points, with the solves of the covariance of the N observations.
+
+    Its diagonal is worked out by ``settings.variance_method``, its draws by conditioning draws of the prior: nothing
+    of size Q x N is ever held. All is done in the settings in force when the operator was made, and reported to the
+    records that were active then.
+
+    :param prior: K_**, which may still be lazy. shape (*batch, Q, Q).
+    :param cross: K_*X, shape (*batch, Q, N).
+    :param train: K_XX + D, shape (*batch, N, N).
+    :param snapshot: settings; those in force by default.
+    :param points: where the Q points lie.
+    """
+
+    def __init__(
+        self,
+        prior: LinearOperator,
+        cross: LinearOperator,
+        train: LinearOperator,
+        snapshot: settings.Snapshot | None = None,
+        points: PredictionPoints | None = None,
+    ) -> None:
+        snapshot = snapshot or settings.in_force()
+        batch = torch.broadcast_shapes(prior.batch_shape, cross.batch_shape, train.batch_shape)
+        prior, cross, train = (
+            op if op.batch_shape == batch else op.expand(*batch, *op.matrix_shape) for op in (prior, cross, train)
+        )
+        super().__init__(prior, cross, train, snapshot=snapshot, points=points)
+        self.parts, self.snapshot = PosteriorParts(prior, cross, train, points), snapshot
+
+    def in_current_settings(self) -> "PosteriorCovarianceOperator":
+        """The same covariance, worked out in the settings that are current now."""
+        parts = self.parts
+        return PosteriorCovarianceOperator(parts.prior, parts.cross, parts.train, points=parts.points)
+
+    @property
+    def points(self) -> PredictionPoints | None:
+        return self.parts.points
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts.train.device
+
+    def _size(self) -> torch.Size:
+        return self.parts.prior.shape
+
+    def _transpose_nonbatch(self) -> "PosteriorCovarianceOperator":
+        # symmetric, but its gradient is not: that of the prior is transposed with it
+        parts = self.parts
+        return PosteriorCovarianceOperator(parts.prior.mT, parts.cross, parts.train, self.snapshot, self.points)
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, DiagLinearOperator):
+            return NoisyPosteriorCovarianceOperator(self, other)
+        return super().__add__(other)
+
+    @full_float32()
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        parts = self.parts
+        with self.snapshot.restored():
+            result = parts.prior @ columns - parts.cross @ parts.train.solve(parts.cross.mT @ columns)
+        return result.squeeze(-1) if rhs.dim() == 1 else result
+
+    @cached(name="posterior_variance")
+    @full_float32()
+    def _diagonal(self) -> Tensor:
+        with self.snapshot.restored():
+            return variance_in_force(self.parts)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
+        if not simple or not _equal_indices(row_index, col_index):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        part = self.parts.at(row_index, *batch_indices)
+        return PosteriorCovarianceOperator(part.prior, part.cross, part.train, self.snapshot, part.points)
+
+    @cached
+    @full_float32()
+    def to_dense(self) -> Tensor:
+        parts, prior = self.parts, to_dense(self.parts.prior)
+        with self.snapshot.restored():
+            if parts.num_points > parts.columns_at_once() and not parts.differentiated:
+                return prior - parts.all_explained()
+            columns = to_dense(parts.cross).mT
+            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach())[0].to(self.dtype)
+            # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
+            half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
+            return prior - (half + half.mT)
+
+    # -- draws -------------------------------------------------------------------------------------------------------
+
+    @full_float32()
+    def zero_mean_mvn_samples(
+        self, num_samples: int, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        """Exact draws, reparametrized: by conditioning draws of the prior or, of a few points, by a dense root.
+
+        Which of the two depends on the points alone: the first of many draws are those of a few.
+
+        :param noise: variances of noise to add, shape (*batch, Q).
+        :return: shape (num_samples, *batch, Q).
+        """
+        with self.snapshot.restored():
+            if 0 < self.size(-1) <= _FEW_POINTS:
+                root = self._dense_root().to(self.dtype)
+                normals, white = normal_columns([self.size(-1)] * 2, num_samples, self, generator)
+                draws = root @ (directions(root).mT @ normals)
+                draws = draws if noise is None else draws + noise.sqrt().unsqueeze(-1) * white
+            else:
+                with one_report():
+                    pieces = pathwise_draws(self.parts, num_samples, generator, noise=noise)
+                    draws = torch.cat([deviation for deviation, _ in pieces], -1)
+        return draws.movedim(-1, 0)
+
+    @cached(name="dense_root")
+    def _dense_root(self) -> Tensor:
+        return kernel_root(self.to_dense())[0]
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """By Cholesky, whatever the size: a Lanczos root loses a third of the variance."""
+        return super().root_decomposition(method=method or "cholesky")
+
+
+class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
+    """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: variances and draws are those of the posterior, and noise.
+
+    Made of a ``PosteriorCovarianceOperator`` and a diagonal operator.
+    """
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, DiagLinearOperator):
+            return type(self)(self._linear_op, self._diag_tensor + other)
+        return super().__add__(other)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        function = self._linear_op._getitem(row_index, col_index, *batch_indices)
+        if isinstance(function, PosteriorCovarianceOperator):  # rows and columns are the same points
+            noise = self._diag_tensor._diagonal()[(*batch_indices, row_index)]
+            return type(self)(function, DiagLinearOperator(noise))
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)  # keeps where draws come from
+
+    def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """shape: (num_samples, *batch, Q)"""
+        posterior: PosteriorCovarianceOperator = self._linear_op
+        return posterior.zero_mean_mvn_samples(num_samples, generator, noise=self._diag_tensor._diagonal())
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """By Cholesky, whatever the size."""
+        return super().root_decomposition(method=method or "cholesky")

@@ -1,0 +1,192 @@
+"""The diagonal of ``A^-1``, ``A = K_XX + D``, which predictions of single observations left out are made of.
+
+In closed form   ``c_i = (1 - v_i / D_ii) / D_ii`` with the posterior variance v_i of a kernel of low rank, where the
+                 difference keeps its digits.
+By solves        ``c_i = 2 a_i - a'Aa`` with ``A a = e_i``: an error of a enters squared.
+From draws       of w, with covariance A, and ``u = A^-1 w``, with covariance A^-1. For the residual
+                 ``r_i = w_i - b'w_J`` of any regression on a few neighbours J, of variance t,
+
+                     c_i = 1 / t + E (u_i - r_i / t)^2
+
+                 since u_i has covariance one with w_i and none with the others. It is positive by construction, and
+                 far better than ``E u_i^2``: what neighbours tell is known, and only the rest is estimated.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.linalg.neighbours import correlated_rows
+from gpytorch_gaps.linalg.selection import kron_entries, unravel
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
+from gpytorch_gaps.posterior.parts import PosteriorParts, summands
+from gpytorch_gaps.posterior.variance import closed_form, quantile_of_draws, too_expensive
+from gpytorch_gaps.reports import VarianceReport, one_report
+from gpytorch_gaps.solvers.planning.plans import expecting
+from gpytorch_gaps.utils.precision import full_float32
+from gpytorch_gaps.utils.progress import with_bar
+
+_NEIGHBOURS = 24
+_DIGITS = 1e-4  # relative error up to which the closed form is taken
+
+
+@full_float32()
+def inverse_diagonal(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
+    """``diag(A^-1)`` in float64, shape (*batch, N), and a report of the variances ``1 / c_i`` that it stands for.
+
+    ``settings.variance_method`` decides between solves and draws; "low_rank" is not good enough here and counts as
+    "auto".
+
+    :param parts: of the posterior at the observations themselves.
+    """
+    started, method = time.perf_counter(), settings.variance_method.value()
+    kind, samples, reason = "exact", 0, "asked for"
+    diagonal, error = _without_solves(parts, closed=method != "pathwise")
+    rows = (error > _DIGITS).reshape(-1, error.size(-1)).any(0).nonzero().squeeze(-1)
+    if len(rows):
+        cost = None if method in ("exact", "pathwise") else too_expensive(parts, len(rows))
+        if method == "pathwise" or cost is not None:
+            kind, samples, reason = "pathwise", settings.variance_samples.value(), cost or reason
+            some, off = _from_draws(parts, samples)
+            diagonal[..., rows], error[..., rows] = some[..., rows], off[..., rows]
+        else:
+            diagonal[..., rows], error[..., rows] = _by_solves(parts, rows)
+            reason = f"{len(rows)} solves"
+    seconds = time.perf_counter() - started
+    return diagonal, VarianceReport(kind, error / diagonal, seconds, num_samples=samples, reason=reason)
+
+
+def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor]:
+    """In closed form, and its relative error: infinite where there is none. shape: (*batch, N) each"""
+    noise = parts.train._diag_tensor._diagonal().double()
+    found = closed_form(parts) if closed else None
+    if found is None:
+        return torch.empty_like(noise), torch.full_like(noise, torch.inf)
+    variance, off, _ = found
+    rest = 1.0 - variance / noise
+    return rest / noise, torch.where(rest > 0, off / noise / rest, torch.inf)
+
+
+def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries of some rows, and a bound on the relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
+
+    shape: (*batch, rows) each
+    """
+    train, found, errors = parts.train, [], []
+    least = train._diag_tensor._diagonal().double().amin(-1, keepdim=True)
+    ratio = float((least / train._diagonal().double().amax(-1, keepdim=True)).min())
+    tolerance = settings.tolerance_in_force()
+    with (
+        one_report(),
+        expecting(len(rows) * train.batch_shape.numel()),
+        settings.solve_tolerance(min(tolerance, math.sqrt(tolerance * ratio))),
+    ):
+        for some in with_bar(rows.split(parts.columns_at_once()), "observations left out", unit="chunk"):
+            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
+            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
+            weights = train._solve(columns)
+            image = train.wide_matmul(weights)
+            entries = (weights * (2.0 * columns - image)).sum(-2)
+            found.append(entries)
+            errors.append((columns - image).square().sum(-2) / (least * entries))
+    return torch.cat(found, -1), torch.cat(errors, -1)
+
+
+# -- from draws ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Regressions:
+    """Regressions of every observation on its neighbours: their rows, coefficients, and the variance t that is left."""
+
+    rows: Tensor  # shape: (N, m)
+    coefficients: Tensor  # shape: (N, m)
+    left: Tensor  # shape: (*batch, N)
+
+    def residuals(self, draws: Tensor) -> Tensor:
+        """``w_i - b'w_J``. shape: (*batch, N, n)"""
+        result = draws.clone()
+        for rows, coefficients in zip(self.rows.unbind(-1), self.coefficients.unbind(-1), strict=True):
+            result -= coefficients.unsqueeze(-1) * draws[..., rows, :]
+        return result
+
+
+def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
+    """Estimates, and the relative error that 95 % of them are within. shape: (*batch, N) each"""
+    train, regressions = parts.train, _regressions(parts.train)
+    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells)
+    size = parts.columns_at_once(2 * joint.size + 8 * train.shape[:-1].numel())
+    rest, missed = torch.zeros_like(regressions.left), torch.zeros_like(regressions.left[..., :1])
+    noise = train._diag_tensor._diagonal().double().unsqueeze(-1)
+    with one_report(), with_bar(None, "leaving out, from samples", total=count, unit="draw") as bar:
+        for start in range(0, count, size):
+            observed, _ = joint.draw(normal_columns(joint.sizes, min(size, count - start), train))
+            observed = observed.double()
+            with expecting(count * train.batch_shape.numel()):
+                solved = train._solve(observed)
+            beyond = solved - regressions.residuals(observed) / regressions.left.unsqueeze(-1)
+            rest += beyond.square().sum(-1) / count
+            residual = observed - train.wide_matmul(solved)
+            missed += (residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
+            bar.update(observed.size(-1))
+    diagonal = 1.0 / regressions.left + rest
+    share = rest / diagonal  # the part that is estimated
+    # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation has its share
+    of_solves = 2.0 * (share * missed).sqrt() + missed + settings.tolerance_in_force()
+    # 1 / c is what predictions take: its mean is higher by the square of the standard error
+    return diagonal / (1.0 - 2.0 / count * share.square()), quantile_of_draws(count) * share + of_solves
+
+
+def _regressions(train: LinearOperator) -> _Regressions:
+    """On the most correlated neighbours; on none in a batch, or for kernels whose entries are not at hand."""
+    noise = train._diag_tensor._diagonal().double()
+    variance = train._linear_op._diagonal().double() + noise
+    nothing = torch.zeros(noise.size(-1), 0, device=noise.device)
+    terms = summands(train._linear_op)
+    known = all(isinstance(op, SelectedKroneckerOperator | RootLinearOperator | DenseLinearOperator) for op in terms)
+    first = next((op for op in terms if isinstance(op, SelectedKroneckerOperator)), None)
+    if train.batch_shape or first is None or not known:
+        return _Regressions(nothing.long(), nothing.double(), variance)
+    rows = correlated_rows([factor.double() for factor in first.factors], first.row_index, _NEIGHBOURS)
+    size = int(max(1, settings.prediction_memory.value() // (64 * _NEIGHBOURS**2)))
+    chunks = [_regress(terms, noise, variance, rows, slice(i, i + size)) for i in range(0, len(rows), size)]
+    coefficients, left = (torch.cat(some) for some in zip(*chunks, strict=True))
+    return _Regressions(rows.clamp_min(0), coefficients, left)
+
+
+def _regress(
+    terms: Sequence[LinearOperator], noise: Tensor, variance: Tensor, neighbours: Tensor, some: slice
+) -> tuple[Tensor, Tensor]:
+    """Coefficients and what is left of some observations; neighbours that are missing (-1) count for nothing."""
+    missing, rows = neighbours[some] < 0, neighbours[some].clamp_min(0)
+    own = torch.arange(len(neighbours), device=rows.device)[some].unsqueeze(-1)
+    among = _entries(terms, rows.unsqueeze(-1), rows.unsqueeze(-2))  # shape: (q, m, m)
+    across = _entries(terms, own, rows).masked_fill(missing, 0.0)  # shape: (q, m)
+    among = among.masked_fill(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
+    among = among + torch.diag_embed(noise[rows].masked_fill(missing, 1.0))
+    factor, failed = torch.linalg.cholesky_ex(among)
+    coefficients = torch.cholesky_solve(across.unsqueeze(-1), factor).squeeze(-1)
+    coefficients = coefficients.masked_fill((failed != 0).unsqueeze(-1), 0.0).nan_to_num()
+    # of these coefficients, whatever rounding has made of them
+    image = (among @ coefficients.unsqueeze(-1)).squeeze(-1)
+    return coefficients, variance[some] + (coefficients * (image - 2.0 * across)).sum(-1)
+
+
+def _entries(terms: Sequence[LinearOperator], rows: Tensor, columns: Tensor) -> Tensor:
+    """Entries of the kernel, in float64; rows and columns broadcast."""
+    total: Tensor | float = 0.0
+    for op in terms:
+        if isinstance(op, SelectedKroneckerOperator):
+            cells = (unravel(op.row_index[index], op.row_shape) for index in (rows, columns))
+            total = total + kron_entries([factor.double() for factor in op.factors], *cells)
+        else:
+            total = total + op._get_indices(*torch.broadcast_tensors(rows, columns)).double()
+    assert torch.is_tensor(total)
+    return total

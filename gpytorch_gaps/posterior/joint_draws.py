@@ -1,0 +1,276 @@
+"""Draws of the prior at the observations and at test points together, from the covariances of a prediction.
+
+A covariance is a sum of terms, and a draw a sum of independent draws. For ``K = (x) K_i`` with ``K_i = R_i R_i'``:
+
+    test points on the grid        f = (x) R_i z holds both
+    on a grid of their own         R_i of ``[[K_i(a, a), K_i(a, t)], [K_i(t, a), K_i(t, t)]]``: its rows a give the
+                                   observations, its rows t the test points, from the same z
+    scattered                      f_* = B z + w, with B[q] = (x) K_i(x_q, a) R_i^+' what the grid says about a point,
+                                   and w with the covariance ``K_** - B B'`` that is left
+    low-rank terms                 R z, with their own root at both
+    others                         a dense root of the joint covariance
+
+All roots are exact, and may be differentiated.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from linear_operator import to_dense
+from linear_operator.operators import LinearOperator, RootLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
+from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
+from gpytorch_gaps.linalg.products import kron_matmul
+from gpytorch_gaps.linalg.selection import select_cells
+from gpytorch_gaps.operators.base import same_cells
+from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
+from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.posterior.parts import summands
+
+_ROOM = 4  # times as many numbers as there are cells may make one draw
+_NOTHING_LEFT = 1e-10  # of the prior variance: what rounding may leave of a point that the grid determines
+
+
+class _Term(Protocol):
+    sizes: list[int]  # of the standard normal numbers that one draw takes
+
+    def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
+        """At the observations and at the test points. shape: (*batch, size, n) each -> (*batch, N or Q, n)"""
+
+
+def normal_columns(
+    sizes: Sequence[int], count: int, like: LinearOperator, generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """Standard normal numbers of `count` draws, one draw after the other.
+
+    They do not depend on how many draws are asked for at a time: the first of many are those of a few.
+
+    :param sizes: how many numbers make a draw.
+    :param like: what has their batch shape, precision and device.
+    :return: one for each size. shape: (*batch, size, count)
+    """
+    kind: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "generator": generator}
+    draws = [[torch.randn(*like.batch_shape, size, **kind) for size in sizes] for _ in range(count)]
+    return [torch.stack(column, -1) for column in zip(*draws, strict=True)]
+
+
+class JointDraws:
+    """Draws of noisy observations and of the function at test points, of mean zero.
+
+    :param prior: K_**, evaluated. shape (*batch, Q, Q).
+    :param cross: K_*X, likewise. shape (*batch, Q, N).
+    :param train: K_XX + D. shape (*batch, N, N).
+    :param cells: of the training grid, if all test points are on it. shape (Q,).
+    """
+
+    def __init__(
+        self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None
+    ) -> None:
+        self._batch = train.batch_shape
+        self._noise: Tensor | None = None
+        terms: list[_Term] = []
+        if isinstance(train, OwnAddedDiagOperator):
+            self._noise = train._diag_tensor._diagonal()
+            parts = [summands(op) for op in (prior, cross, train._linear_op)]
+            if len(set(map(len, parts))) == 1:
+                terms = [_term(here, across, there, cells) for here, across, there in zip(*parts, strict=True)]
+            else:
+                terms = [_Dense(prior, cross, train._linear_op)]
+        else:  # its noise cannot be told apart, and need not be
+            terms = [_Dense(prior, cross, train)]
+        self._terms = terms
+
+    @property
+    def size(self) -> int:
+        """How many numbers make one draw."""
+        return self._batch.numel() * sum(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many standard normal numbers each part of one draw takes."""
+        own = [size for term in self._terms for size in term.sizes]
+        return own if self._noise is None else [*own, self._noise.size(-1)]
+
+    def draw(self, normals: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Draws made of standard normal numbers of these sizes. shape: (*batch, size, count) each
+
+        :return: y_X and f_*. shape: (*batch, N, count) and (*batch, Q, count)
+        """
+        noise = [] if self._noise is None else [self._noise.sqrt().unsqueeze(-1) * normals.pop()]
+        draws = []
+        for term in self._terms:
+            own, normals = normals[: len(term.sizes)], normals[len(term.sizes) :]
+            draws.append(term.draw(*own))
+        observed, tested = zip(*draws, strict=True)
+        return _total([*observed, *noise]), _total(tested)
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    first, *others = parts
+    for other in others:
+        first = first + other
+    return first
+
+
+def _term(prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None) -> _Term:
+    if isinstance(train, SelectedKroneckerOperator):
+        tested = isinstance(prior, SelectedKroneckerOperator) and prior.is_symmetric
+        against = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator) and _against(cross, train)
+        if tested and isinstance(cross, SelectedKroneckerOperator) and against:
+            alike = prior.row_shape == cross.row_shape and same_cells(prior.row_index, cross.row_index)
+            here = cells is not None and same_cells(prior.row_index, cells)
+            # cells of a part of the training grid are those of the whole only in their own covariance
+            if prior.row_shape == train.row_shape and (here or not alike):
+                return _OnGrid(prior, train)
+            if alike:
+                return _OnTwoGrids(prior, cross, train)
+        elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed:
+            return _Scattered(prior, cross, train)
+    if (
+        isinstance(train, RootLinearOperator)
+        and isinstance(prior, RootLinearOperator)
+        and _share_root(prior, cross, train)
+    ):
+        return _LowRank(prior, train)
+    return _Dense(prior, cross, train)
+
+
+def _share_root(prior: RootLinearOperator, cross: LinearOperator, train: RootLinearOperator) -> bool:
+    """Whether the roots are of the same features, as a linear kernel's are: any root would do for each by itself."""
+    if prior.root.size(-1) != train.root.size(-1):
+        return False
+    some = slice(0, 8)
+    test_root, train_root = to_dense(prior.root)[..., some, :], to_dense(train.root)[..., some, :]
+    difference = (test_root @ train_root.mT - to_dense(cross[..., some, some])).abs()
+    return bool((difference <= 1e-5 * test_root.norm(dim=-1).amax() * train_root.norm(dim=-1).amax()).all())
+
+
+def _against(cross: SelectedKroneckerOperator | KhatriRaoOperator, train: SelectedKroneckerOperator) -> bool:
+    return cross.col_shape == train.row_shape and same_cells(cross.col_index, train.row_index)
+
+
+class _OnGrid:
+    def __init__(self, prior: SelectedKroneckerOperator, train: SelectedKroneckerOperator) -> None:
+        # those of the prior: where gradients are wanted, the observations' may have been cut off
+        self._roots = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
+        self._train_index, self._test_index = train.row_index, prior.row_index
+        self._turned = _turned(self._roots)
+        self.sizes = [math.prod(train.row_shape)]
+
+    def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
+        grid = kron_matmul(self._roots, kron_matmul(self._turned, normals[0]))
+        return select_cells(grid, self._train_index), select_cells(grid, self._test_index)
+
+
+class _OnTwoGrids:
+    def __init__(
+        self, prior: SelectedKroneckerOperator, cross: SelectedKroneckerOperator, train: SelectedKroneckerOperator
+    ) -> None:
+        sides = zip(train.factors, cross.factors, prior.factors, strict=True)
+        roots = [_joint_root(*factors).to(train.dtype) for factors in sides]
+        sizes = train.row_shape
+        self._train_roots = [root[..., :size, :] for root, size in zip(roots, sizes, strict=True)]
+        self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
+        self._train_index, self._test_index = train.row_index, prior.row_index
+        numbers = math.prod(root.size(-2) for root in roots)
+        # where both grids differ on several axes, the numbers of all their points may be far too many
+        few = numbers <= _ROOM * (math.prod(train.row_shape) + math.prod(prior.row_shape))
+        self._turned = _turned(roots) if few else None
+        self.sizes = [numbers if few else math.prod(root.size(-1) for root in roots)]
+
+    def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
+        z = normals[0] if self._turned is None else kron_matmul(self._turned, normals[0])
+        at_train = select_cells(kron_matmul(self._train_roots, z), self._train_index)
+        return at_train, select_cells(kron_matmul(self._test_roots, z), self._test_index)
+
+
+class _Scattered:
+    def __init__(self, prior: LinearOperator, cross: KhatriRaoOperator, train: SelectedKroneckerOperator) -> None:
+        pairs = [kernel_root(factor) for factor in train.factors]
+        self._roots = [root.to(train.dtype) for root, _ in pairs]
+        known = [factor.double() @ inverse for factor, (_, inverse) in zip(cross.factors, pairs, strict=True)]
+        self._known = [table.to(train.dtype) for table in known]  # shape: (*batch, Q, r_i) each
+        self._train_index = train.row_index
+        self._left = _root_of_what_is_left(prior, known)
+        self._turned = _turned(self._roots)
+        self.sizes = [math.prod(train.row_shape), *([] if self._left is None else [prior.size(-1)])]
+
+    def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
+        z = kron_matmul(self._turned, normals[0])
+        at_test = khatri_rao_matmul(self._known, z)
+        if self._left is not None:
+            left = self._left.to(z.dtype)
+            at_test = at_test + left @ (directions(left).mT @ normals[1])
+        return select_cells(kron_matmul(self._roots, z), self._train_index), at_test
+
+
+class _LowRank:
+    def __init__(self, prior: RootLinearOperator, train: RootLinearOperator) -> None:
+        self._train_root, self._test_root = to_dense(train.root), to_dense(prior.root)
+        self.sizes = [self._train_root.size(-1)]
+
+    def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
+        return self._train_root @ normals[0], self._test_root @ normals[0]
+
+
+class _Dense:
+    def __init__(self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator) -> None:
+        self._rows = train.size(-1)
+        _check_room("draws of a kernel without a grid", self._rows + prior.size(-1))
+        self._root = kernel_root(_joint(to_dense(train), to_dense(cross), to_dense(prior)))[0].to(train.dtype)
+        self.sizes = [self._root.size(-2)]
+
+    def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
+        both = self._root @ (directions(self._root).mT @ normals[0])
+        return both[..., : self._rows, :], both[..., self._rows :, :]
+
+
+def _joint_root(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
+    if train.shape == cross.shape and torch.equal(train, cross) and torch.equal(train, prior):  # the axis itself
+        root, _ = kernel_root(prior)
+        return torch.cat([root, root], -2)
+    return kernel_root(_joint(train, cross, prior))[0]
+
+
+def _joint(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
+    """``[[K_XX, K_X*], [K_*X, K_**]]``, in float64."""
+    batch = torch.broadcast_shapes(*(block.shape[:-2] for block in (train, cross, prior)))
+    train, cross, prior = (block.double().expand(*batch, *block.shape[-2:]) for block in (train, cross, prior))
+    return torch.cat([torch.cat([train, cross.mT], -1), torch.cat([cross, prior], -1)], -2)
+
+
+def _turned(roots: Sequence[Tensor]) -> list[Tensor]:
+    """``Q_r'`` of each root, which turns as many normal numbers as it has rows into those it takes."""
+    return [directions(root).mT for root in roots]
+
+
+def _root_of_what_is_left(prior: LinearOperator, known: Sequence[Tensor]) -> Tensor | None:
+    """Of ``K_** - B B'``; None where the grid determines the points. shape: (*batch, Q, r)"""
+    variance = prior.diagonal(dim1=-1, dim2=-2).double()
+    told = torch.ones_like(variance)
+    for table in known:
+        told = told * table.square().sum(-1)
+    floor = _NOTHING_LEFT * float(variance.detach().amax()) if variance.numel() else 0.0
+    if not variance.numel() or float((variance - told).detach().amax()) <= floor:
+        return None
+    _check_room("joint draws at scattered points", variance.size(-1))
+    gram = torch.ones_like(to_dense(prior).double())
+    for table in known:
+        gram = gram * (table @ table.mT)
+    return kernel_root(to_dense(prior).double() - gram, floor)[0]
+
+
+def _check_room(what: str, rows: int) -> None:
+    needed, allowed = 40.0 * rows**2, settings.prediction_memory.value()
+    if needed > allowed:
+        raise ValueError(
+            f"sample: {what} take a dense matrix of {rows} x {rows}, {needed / 2**30:.1f} GiB with its root; expected "
+            f"no more than prediction_memory, {allowed / 2**30:.1f} GiB. Try: points on a grid, fewer points at a "
+            "time, or settings.prediction_memory(...)"
+        )

@@ -1,0 +1,73 @@
+"""Draws of a posterior at any points, jointly, in the units of the data."""
+
+from numbers import Integral
+
+import torch
+from gpytorch.models import ExactGP
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.posterior.covariance import NoisyPosteriorCovarianceOperator, PosteriorCovarianceOperator
+from gpytorch_gaps.posterior.eval_mode import evaluating
+
+
+def sample_posterior(
+    model: ExactGP,
+    x: Tensor | CartesianGrid,
+    num_samples: int = 1,
+    *,
+    noise: bool = False,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Exact joint draws of a model's posterior: of the function, or of new observations of it.
+
+    By conditioning draws of the prior, with one solve a draw whatever the number of points, or one a point where
+    there are fewer points than draws; a handful of points by their dense covariance. The first of many draws are
+    those of a few with the same seed. Draws are reparametrized: gradients flow through them (use
+    ``gpytorch.settings.detach_test_caches(False)`` for the whole gradient in the hyperparameters).
+
+    :param model: conditioned on data, with a :class:`GappyGridKernel` in it.
+    :param x: points, shape (*batch, Q, D), or a grid: that of the data, or any other with the same columns.
+    :param num_samples: how many.
+    :param noise: whether to add the likelihood's noise.
+    :param seed: of the draws; default: torch's own random state.
+    :param progress: whether to show a bar if it takes more than a few seconds.
+    :return: shape (num_samples, *batch, Q), or (num_samples, *batch, *grid.shape) for a grid.
+    """
+    if not isinstance(model, ExactGP):
+        raise ValueError(f"sample_posterior: model: got {type(model).__name__}, expected a gpytorch.models.ExactGP")
+    if not isinstance(num_samples, Integral) or isinstance(num_samples, bool) or num_samples < 1:
+        raise ValueError(f"sample_posterior: num_samples: got {num_samples!r}, expected an integer above 0")
+    if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+        raise ValueError(f"sample_posterior: seed: got {seed!r}, expected an integer or None")
+    if not isinstance(x, Tensor | CartesianGrid):
+        raise ValueError(f"sample_posterior: x: got {type(x).__name__}, expected a tensor of points or a CartesianGrid")
+    if model.train_inputs is None:
+        raise ValueError("sample_posterior: model: has no training data, expected some; set_train_data gives it")
+    shape = x.shape if isinstance(x, CartesianGrid) else None
+    points = x.points() if isinstance(x, CartesianGrid) else x
+    columns = model.train_inputs[0].size(-1)
+    if points.size(-1) != columns:
+        raise ValueError(
+            f"sample_posterior: x: got {points.size(-1)} columns, expected {columns}, as the training data"
+        )
+    with evaluating(model), settings.progress(settings.progress.value() and progress):
+        posterior = model(points)
+        if noise:
+            posterior = model.likelihood(posterior)
+        generator = None if seed is None else torch.Generator(device=posterior.mean.device).manual_seed(int(seed))
+        deviations = _draws_of(posterior.lazy_covariance_matrix).zero_mean_mvn_samples(int(num_samples), generator)
+    samples = posterior.mean + deviations
+    return samples if shape is None else samples.unflatten(-1, shape)
+
+
+def _draws_of(covariance: LinearOperator) -> PosteriorCovarianceOperator | NoisyPosteriorCovarianceOperator:
+    if isinstance(covariance, PosteriorCovarianceOperator | NoisyPosteriorCovarianceOperator):
+        return covariance
+    raise ValueError(
+        f"sample_posterior: model: its posterior covariance is a {type(covariance).__name__}; expected a model whose "
+        "covar_module has a GappyGridKernel in it, or posterior.rsample()"
+    )

@@ -1,0 +1,207 @@
+"""How good predictions are: the scores that the field's comparisons use, and predictions of data left out.
+
+Left out one at a time, without a model of the others for each: with ``A = K_XX + D``, ``a = A^-1 (y - m)`` and
+``c_i = (A^-1)_ii``,
+
+    mean of y_i given the others = y_i - a_i / c_i,    variance = 1 / c_i
+
+A relative error of c_i moves the mean by as much of the distance of y_i from it. A group g left out together takes the
+block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
+"""
+
+import math
+import warnings
+from dataclasses import asdict, dataclass, replace
+from numbers import Real
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.posterior.eval_mode import evaluating
+from gpytorch_gaps.posterior.inverse_diagonal import inverse_diagonal
+from gpytorch_gaps.posterior.parts import TIGHTER, PosteriorParts
+from gpytorch_gaps.reports import ApproximateVarianceWarning, one_report, report_variance
+from gpytorch_gaps.utils.progress import with_bar
+
+
+@dataclass(frozen=True)
+class Score:
+    """Averages over `count` values, in their units; all but `coverage` are better the lower they are.
+
+    `crps` is the continuous ranked probability score, `nlpd` the negative log density, `interval` the interval score
+    of the central interval at `level` (its width, plus ``2 / (1 - level)`` times what it misses by), `coverage` the
+    share of values inside it.
+    """
+
+    rmse: float
+    mae: float
+    crps: float
+    nlpd: float
+    interval: float
+    coverage: float
+    count: int
+    level: float = 0.95
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"RMSE {self.rmse:.4g}, MAE {self.mae:.4g}, CRPS {self.crps:.4g}, NLPD {self.nlpd:.4g}, interval score "
+            f"{self.interval:.4g}, {100 * self.level:.6g}% intervals cover {self.coverage:.1%} of {self.count}"
+        )
+
+
+def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) -> Score:
+    """Scores predictions against what was measured. NaN in `truth` is left out.
+
+    :param posterior: a distribution over the values in `truth`: of measured values, with their noise,
+        ``likelihood(model(x))``.
+    :param truth: of the shape of ``posterior.mean``, or of a grid with as many cells.
+    :param level: of the intervals.
+    """
+    if not isinstance(posterior, MultivariateNormal):
+        raise ValueError(
+            f"score: posterior: got {type(posterior).__name__}, expected a MultivariateNormal such as "
+            "likelihood(model(x))"
+        )
+    if not (isinstance(level, Real) and 0.0 < level < 1.0):
+        raise ValueError(f"score: level: got {level!r}, expected a number between 0 and 1")
+    with torch.no_grad():
+        mean = posterior.mean.double()
+        values = torch.as_tensor(truth).to(mean)
+        batch = mean.shape[:-1]
+        fits = values.shape[: len(batch)] == batch and values.shape[len(batch) :].numel() == mean.size(-1)
+        if values.shape != mean.shape and not fits:
+            raise ValueError(
+                f"score: truth: got shape {tuple(values.shape)}, expected {tuple(mean.shape)}, or a grid with as many "
+                "cells in place of the last dimension"
+            )
+        values = values.reshape(mean.shape)
+        known = ~values.isnan()
+        if not bool(known.any()):
+            raise ValueError("score: truth: got no value but NaN, expected at least one")
+        if bool(values[known].isinf().any()):
+            raise ValueError("score: truth: got infinite values, expected finite ones, and NaN where there is none")
+        with gpytorch.settings.min_variance(0.0, 0.0, 0.0):  # a floor of 1e-10 would depend on the units of the data
+            deviation = posterior.stddev.double()[known]
+        return score_errors((values - mean)[known], deviation, level)
+
+
+def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score:
+    """Scores of normal predictions, by how far they were off and the standard deviations that they stated."""
+    z = torch.where(error == 0, 0.0, error / deviation)
+    density, below = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi), torch.special.ndtr(z)
+    # of a normal distribution, in closed form; |error| where the deviation is zero
+    crps = error * (2.0 * below - 1.0) + deviation * (2.0 * density - 1.0 / math.sqrt(math.pi))
+    surprise = 0.5 * z.square() + torch.where(z.isinf(), 0.0, deviation.log()) + 0.5 * math.log(2.0 * math.pi)
+    half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+    missed = (error.abs() - half).clamp_min(0.0)
+    return Score(
+        rmse=float(error.square().mean().sqrt()),
+        mae=float(error.abs().mean()),
+        crps=float(crps.mean()),
+        nlpd=float(surprise.mean()),
+        interval=float((2.0 * half + 2.0 / (1.0 - level) * missed).mean()),
+        coverage=float((missed == 0).double().mean()),
+        count=error.numel(),
+        level=float(level),
+    )
+
+
+def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:
+    """Predictions of every observation from the others, with its noise: ``score(leave_out(model), train_y)``.
+
+    From one solution and the diagonal of the inverse covariance: in closed form or by a solve an observation, to the
+    solve tolerance; where that takes too long, or with ``settings.variance_method("pathwise")``, from
+    ``settings.variance_samples`` draws, with a warning that says how far predictions are off. The error of every
+    variance is in ``record_solves().variances``. Groups always take a solve an observation.
+
+    :param model: conditioned on data, with a :class:`GappyGridKernel` in it. Its hyperparameters stay as they are.
+    :param groups: a label for every observation, shape (N,): observations with the same label, such as those of one
+        station or one year, are left out together. Default: one at a time.
+    :param progress: whether to show a bar if it takes more than a few seconds.
+    """
+    if not isinstance(model, ExactGP) or model.train_inputs is None:
+        raise ValueError("leave_out: model: expected a gpytorch.models.ExactGP with training data")
+    with evaluating(model), torch.no_grad(), settings.progress(settings.progress.value() and progress):
+        with gpytorch.settings.debug(False), gpytorch.settings.skip_posterior_variances(False):
+            # predicting at the training data is meant
+            posterior = model(*model.train_inputs)
+        covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
+        own = isinstance(covariance, PosteriorCovarianceOperator)
+        if not own or not isinstance(covariance.parts.train, OwnAddedDiagOperator):
+            raise ValueError(
+                "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
+            )
+        with covariance.snapshot.restored():
+            weights, y = strategy.mean_cache, model.train_targets
+            if groups is None:
+                mean, variance = _each_out(covariance.parts, weights, y)
+            else:
+                mean, variance = _groups_out(covariance.parts, weights, y, groups)
+    return MultivariateNormal(mean, DiagLinearOperator(variance))
+
+
+def _each_out(parts: PosteriorParts, weights: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    diagonal, report = inverse_diagonal(parts)
+    shift, variance = weights.double() / diagonal, 1.0 / diagonal
+    if report.num_samples and report.reason != "asked for":
+        off = report.error / variance
+        in_mean = off * shift.abs() / variance.sqrt()
+        warnings.warn(
+            f"leave_out: variances are estimated from {report.num_samples} samples, since {report.reason}: half of "
+            f"them are within {float(off.median()):.1%}, half of the means within {float(in_mean.median()):.2g} of "
+            "their standard deviations. Try: more settings.variance_samples, variance_method('exact'), or "
+            "variance_method('pathwise') to accept the estimates.",
+            ApproximateVarianceWarning,
+            stacklevel=3,
+        )
+    report_variance(replace(report, error=report.error.to(y.dtype)))
+    return (y.double() - shift).to(y.dtype), variance.to(y.dtype)
+
+
+def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        labels = torch.as_tensor(groups, device=y.device)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"leave_out: groups: expected numbers, one label an observation: {error}") from error
+    if labels.is_floating_point() and bool(labels.isnan().any()):
+        raise ValueError("leave_out: groups: got NaN, expected a label for every observation")
+    if labels.shape != y.shape[-1:]:
+        raise ValueError(f"leave_out: groups: got shape {tuple(labels.shape)}, expected {tuple(y.shape[-1:])}")
+    mean, variance = (torch.empty(weights.shape, dtype=y.dtype, device=y.device) for _ in range(2))
+    _, where = torch.unique(labels, return_inverse=True)
+    order = where.argsort(stable=True)
+    members = order.split(torch.bincount(where).tolist())
+    for rows in with_bar(members, "groups left out", unit="group"):
+        cholesky, failed = torch.linalg.cholesky_ex(_inverse_block(parts, rows))
+        if bool(failed.any()):
+            raise ValueError(
+                f"leave_out: groups: a group of {len(rows)} observations has no predictions: the inverse of the "
+                "covariance, as solved for, is not positive definite there. Try: a tighter solve_tolerance, "
+                "gap_method('cholesky'), smaller groups, or more noise"
+            )
+        shift = torch.cholesky_solve(weights[..., rows].double().unsqueeze(-1), cholesky).squeeze(-1)
+        mean[..., rows] = (y[..., rows].double() - shift).to(y.dtype)
+        variance[..., rows] = torch.cholesky_inverse(cholesky).diagonal(dim1=-1, dim2=-2).to(y.dtype)
+    return mean, variance
+
+
+def _inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
+    """``(A^-1)_gg`` in float64. shape: (*batch, g, g)"""
+    train, blocks = parts.train, []
+    with one_report(), settings.solve_tolerance(TIGHTER * settings.tolerance_in_force()):
+        for some in rows.split(parts.columns_at_once()):
+            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
+            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
+            blocks.append(train._solve(columns)[..., rows, :])
+    block = torch.cat(blocks, -1)
+    return 0.5 * (block + block.mT)

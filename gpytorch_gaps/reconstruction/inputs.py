@@ -1,0 +1,188 @@
+"""What `reconstruct` is given, checked before anything is read: better found wrong now than in an hour."""
+
+import copy
+import math
+import numbers
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from gpytorch_gaps.distributed.agreement import describe_kernel, describe_values
+from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.grid.cartesian import CartesianGrid, read
+from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
+from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
+from gpytorch_gaps.reconstruction.slabs import Slabs
+from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
+
+_DROPPED_SHARE = 1 / 400  # of the tolerance that dropped eigenvalues may use up, at a misfit of 1
+
+
+def number(name: str, value: Any, what: str = "number") -> float:
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ValueError(f"{name}: got shape {shape}, expected one {what}")
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
+    if not math.isfinite(found):
+        raise ValueError(f"{name}: got {found}, expected a finite {what}")
+    return found
+
+
+def positive(name: str, value: Any, what: str = "number") -> float:
+    found = number(name, value, what)
+    if not found > 0:
+        raise ValueError(f"{name}: got {found}, expected a {what} above 0")
+    return found
+
+
+def checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
+    """One for each axis; kernels are copied, in float64: what the user holds is not touched."""
+    if not isinstance(kernels, Sequence | torch.nn.ModuleList):
+        raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
+    if len(kernels) != axes:
+        raise ValueError(f"kernels: got {len(kernels)}, expected {axes}, one for each axis")
+    owned: list[Kernel | Tensor] = []
+    for axis, kernel in enumerate(kernels):
+        if isinstance(kernel, Kernel):
+            owned.append(copy.deepcopy(kernel).double().eval())
+        elif isinstance(kernel, Tensor | np.ndarray):
+            owned.append(read(f"kernels: axis {axis}", kernel).tensor.detach().double())
+        else:
+            came = type(kernel).__name__
+            raise ValueError(f"kernels: axis {axis} got {came}, expected a GPyTorch kernel, or its matrix")
+    return owned
+
+
+def checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
+    """Better found wrong now than in an hour."""
+    target, state = (None if path is None else Path(path) for path in (output, checkpoint))
+    if target is not None:
+        require_place("output", target)
+        if target.suffix != ".npy":
+            raise ValueError(f"output: got {target.name}, expected a name that ends in .npy, which is what is written")
+        state = state or target.with_name(target.name + ".checkpoint")
+        if state.resolve() == target.resolve():
+            raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
+    if state is not None:
+        refuse_directory("checkpoint", state)
+    return target, state
+
+
+def grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
+    shape = None
+    if axes is not None:
+        own = getattr(values, "shape", None)
+        if own is not None and len(own) != len(axes):
+            raise ValueError(f"axes: got {len(axes)}, expected {len(own)}, one for each dimension of values")
+        if own is None and any(axis is None for axis in axes):
+            raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
+        axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
+        tables = [read(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
+        for i, table in enumerate(tables):
+            if table.dim() not in (1, 2):
+                raise ValueError(f"axis {i}: got shape {tuple(table.shape)}, expected coordinates (m,) or (m, d)")
+        shape = [len(table) for table in tables]
+    slabs = Slabs(values, shape)
+    if axes is None:
+        tables = [torch.arange(size) for size in slabs.shape]
+    device = values.device if isinstance(values, Tensor) else None
+    return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
+
+
+def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
+    if isinstance(kernel, Tensor):
+        matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
+    else:
+        try:
+            matrix = kernel.to(x.device)(x).to_dense()
+        except RuntimeError as error:
+            columns = x.size(-1)
+            raise ValueError(
+                f"kernels: axis {axis} does not take its {columns} column{'s' if columns > 1 else ''}: {error}"
+            ) from error
+    if matrix.shape != (len(x), len(x)):
+        raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
+    largest, asymmetry = largest_and_asymmetry(matrix)
+    if not math.isfinite(largest + asymmetry):  # a NaN is no maximum of Python's
+        raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
+    if asymmetry > 1e-3 * largest:
+        raise ValueError(f"kernels: axis {axis} differs from its transpose, expected symmetry")
+    if bool(matrix.diagonal().amin() < 0):
+        raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
+    return matrix
+
+
+class Problem:
+    """What `reconstruct` is given, checked."""
+
+    def __init__(
+        self,
+        values: Any,
+        axes: Sequence[ArrayLike | Tensor | None] | None,
+        kernels: Sequence[Kernel | Tensor],
+        noise: float | Tensor,
+        mean: float,
+        tolerance: float,
+        max_iterations: Any,
+        memory: float,
+        checkpoint: str | Path | None,
+        output: str | Path | None,
+    ) -> None:
+        self.noise, self.mean = positive("noise", noise, "variance"), number("mean", mean)
+        self.tolerance, self.memory = positive("tolerance", tolerance), positive("memory", memory)
+        if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
+            raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
+        self.max_iterations = int(max_iterations)
+        self.grid, self.slabs = grid_and_slabs(values, axes)
+        self.kernels = checked_kernels(kernels, len(self.grid.shape))
+        self.output, self.checkpoint = checked_paths(output, checkpoint)
+
+    def share(self, values: Any, ranks: Ranks) -> None:
+        """Refuses ranks that were given something else, and more ranks than there are slices."""
+        content = ranks.together("looking at its values", lambda: describe_values(values))
+        ranks.require_same(
+            {
+                "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
+                **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
+                **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
+                **{name: getattr(self, name) for name in ("noise", "mean", "tolerance", "max_iterations", "memory")},
+                "output": str(self.output),
+                "checkpoint": str(self.checkpoint),
+            }
+        )
+        if self.grid.shape[0] < ranks.size:
+            raise ValueError(
+                f"values: got {self.grid.shape[0]} slices along the first axis for {ranks.size} ranks, expected one "
+                "for each at least; put a longer axis first, or take fewer ranks"
+            )
+
+    def basis(self) -> TruncatedEigen:
+        factors = [
+            kernel_matrix(axis, *pair) for axis, pair in enumerate(zip(self.kernels, self.grid.axes, strict=True))
+        ]
+        return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
+
+    @property
+    def truncation_error(self) -> float:
+        """What dropped eigenvalues may add to the error of the mean, in its standard deviations, at a misfit of 1."""
+        return _DROPPED_SHARE * self.tolerance
+
+
+def truncation_level(tolerance: float, cells: int) -> float:
+    """Eigenvalues that may be dropped, over the noise, for an error of the mean of `tolerance` standard deviations.
+
+    Without the part ``K_d`` of the kernel, of eigenvalues below a level, the mean at x lacks ``k_d(x, X) a`` with
+    ``a = (y - f) / s2``. For residuals as the model expects them, its variance is at most ``level k_d(x, x) / s2``,
+    where the posterior variance at x is at least ``k_d(x, x)``, nearly: the error is ``sqrt(level / s2)`` standard
+    deviations, or ``sqrt(2 log 2M)`` times that at the worst of M cells.
+    """
+    return (_DROPPED_SHARE * tolerance) ** 2 / (2.0 * math.log(2.0 * cells))

@@ -1,0 +1,54 @@
+"""Files that are whole or not there: a run that is killed leaves what was before, or what the next run goes on from."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes beside `path`, and takes its place once everything is on disk."""
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        with partial.open("wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def save_whole(path: Path, content: dict[str, Any]) -> None:
+    """Tensors and plain Python data, to be read by ``torch.load(..., weights_only=True)``."""
+    write_whole(path, lambda stream: torch.save(content, stream))
+
+
+def refuse_directory(name: str, path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{name}: got the directory {path}, expected a file, which need not exist")
+
+
+def require_place(name: str, path: Path) -> None:
+    """That a file can be put at `path`, whether there is one or not."""
+    refuse_directory(name, path)
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")
+    require_writable(name, path)
+
+
+def require_writable(name: str, path: Path) -> None:
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{name}: no permission to write in the directory of {path}")
+
+
+def digest(*tensors: Tensor) -> str:
+    """What tells tensors of other content apart."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:12]

@@ -1,0 +1,56 @@
+"""A bar for what takes longer than a few seconds."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm.auto import tqdm
+
+_PATIENCE = 3.0  # seconds without a bar
+_enabled = True
+
+
+def is_enabled() -> bool:
+    """Whether bars are shown at all: ``settings.progress`` decides."""
+    return _enabled
+
+
+def set_enabled(value: bool) -> None:
+    global _enabled
+    _enabled = value
+
+
+def with_bar(parts: Iterable[Any] | None, what: str, total: int | None = None, unit: str = "it") -> tqdm:
+    """The parts, with a bar once they have taken some seconds; ``settings.progress(False)`` silences it.
+
+    Without parts, a bar whose owner says ``update(count)``.
+    """
+    return tqdm(
+        parts,
+        desc=what,
+        total=total,
+        unit=unit,
+        delay=_PATIENCE,
+        leave=False,
+        disable=not is_enabled(),
+        dynamic_ncols=True,
+    )
+
+
+class LateBar:
+    """A count that shows once it has gone on for some seconds, and costs nothing before."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._count, self._started = what, 0, time.perf_counter()
+        self._bar: tqdm | None = None
+
+    def update(self) -> None:
+        self._count += 1
+        if self._bar is not None:
+            self._bar.update()
+        elif time.perf_counter() - self._started > _PATIENCE and is_enabled():
+            self._bar = tqdm(desc=self._what, initial=self._count, leave=False, dynamic_ncols=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
