@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
-from gpytorch_gaps.filling import withhold
-from gpytorch_gaps.filling.learn import SHORT
-from gpytorch_gaps.filling.streamed import CHECKED
+from gpytorch_gaps.filling.grid_values import MAX_PART_CELLS
+from gpytorch_gaps.filling.learn import FIRST_STEPS
+from gpytorch_gaps.filling.streamed import MAX_CHECKED_CELLS
 from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
 
 _CANDIDATES = 8
@@ -43,14 +43,14 @@ def fill_seconds(
     rates = rates_of(torch.device("cpu"), torch.float64)
     cells = math.prod(shape)
     found = {"training": _training(rates, windows, steps)}
-    part = min(cells, withhold.LARGEST)
+    part = min(cells, MAX_PART_CELLS)
     share = observed / max(cells, 1)
     sides = [min(size, part ** (1 / len(shape))) for size in shape]
     one = _solve(rates, sides, share * part)
     found["held-out check"] = one if share * part <= _DENSE else _CHECK * one
     if streamed:
         found["mean"] = rates.seconds(_SWEEPS * 4 * cells * _RANK, 64.0 * cells)
-        found["held-out check"] += found["mean"] * min(1.0, CHECKED / cells)
+        found["held-out check"] += found["mean"] * min(1.0, MAX_CHECKED_CELLS / cells)
         return found
     found["mean"] = mean = _solve(rates, shape, observed)
     one_by_one = (cells - observed) * _ITERATIONS * _TERMS * 2 * 2 * cells * sum(shape)  # FLOPs
@@ -69,7 +69,7 @@ def _training(rates: Rates, windows: Sequence[int], steps: int) -> float:
         return 0.0
     size = sum(windows) / len(windows)
     once = rates.seconds(6 * size**3, 60 * 8 * size**2 * _TERMS, 400.0)
-    return once * (_CANDIDATES * SHORT * min(_COMPARED, len(windows)) + steps * len(windows))
+    return once * (_CANDIDATES * FIRST_STEPS * min(_COMPARED, len(windows)) + steps * len(windows))
 
 
 def _solve(rates: Rates, shape: Sequence[float], observed: float) -> float:

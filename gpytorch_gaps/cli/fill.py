@@ -8,11 +8,12 @@ from typing import Any
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.cli import pictures
-from gpytorch_gaps.cli.inputs import is_streamed, kinds_of, values_of
+from gpytorch_gaps.cli.inputs import kinds_of, values_of
 from gpytorch_gaps.cli.outputs import Outputs, checked_outputs
 from gpytorch_gaps.cli.parser import periods_of
 from gpytorch_gaps.cli.summary import as_json, in_words
-from gpytorch_gaps.filling.kinds import Kind
+from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.formats import Opened, open_file
 
@@ -43,7 +44,7 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
     return 0
 
 
-def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
+def _wants_std(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bool:
     """Most of the time goes into standard deviations: nobody should wait for those that nobody sees."""
     if options.std is not None:
         for name, kind in kinds.items():
@@ -56,7 +57,7 @@ def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
     return options.std is not None or (options.plot is not None and not options.no_std)
 
 
-def _write(result: gaps.Filled, opened: Opened, outputs: Outputs, kinds: dict[str, Kind]) -> None:
+def _write(result: gaps.Filled, opened: Opened, outputs: Outputs, kinds: dict[str, ArrayAdapter]) -> None:
     """The filling last but for pictures: they are drawn before, as it may replace what it was made from; and one that
     cannot be drawn must not cost the filling."""
     figures: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from gpytorch_gaps.filling import fill
-from gpytorch_gaps.filling.kinds import Kind, read_kind
+from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.formats import Opened
 
 
@@ -18,18 +18,13 @@ def values_of(opened: Opened) -> Any:
 
 
 def _held(values: Any) -> Any:
-    small = int(np.prod(values.shape)) <= fill.LARGEST
+    small = int(np.prod(values.shape)) <= fill.MAX_CELLS_IN_MEMORY
     return values.compute() if small and getattr(values, "chunks", None) is not None else values
 
 
-def kinds_of(opened: Opened, values: Any) -> dict[str, Kind]:
+def kinds_of(opened: Opened, values: Any) -> dict[str, ArrayAdapter]:
     """One for each variable, by name; the name is empty where the file gives none."""
     if hasattr(values, "data_vars"):
-        return {str(name): read_kind(one) for name, one in values.data_vars.items()}
+        return {str(name): adapt(one) for name, one in values.data_vars.items()}
     name = str(getattr(values, "name", None) or "") if hasattr(values, "dims") else ""
-    return {name: read_kind(values, opened.axes)}
-
-
-def is_streamed(kind: Kind) -> bool:
-    """Whether ``fill_gaps`` goes through it piece by piece."""
-    return kind.chunked or int(np.prod(kind.shape)) > fill.LARGEST
+    return {name: adapt(values, opened.axes)}

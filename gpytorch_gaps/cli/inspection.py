@@ -8,14 +8,13 @@ import numpy as np
 
 from gpytorch_gaps.cli.cost import fill_seconds
 from gpytorch_gaps.cli.gap_sizes import GapSizes, gap_sizes
-from gpytorch_gaps.cli.inputs import is_streamed
+from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.cycles import cycles_of
-from gpytorch_gaps.filling.kinds import Kind
-from gpytorch_gaps.filling.prepare import WINDOWS
-from gpytorch_gaps.filling.streamed import reader_of
-from gpytorch_gaps.filling.windows import OBSERVATIONS, choose_windows
-from gpytorch_gaps.filling.withhold import choose_part
+from gpytorch_gaps.filling.choose import NUM_WINDOWS
+from gpytorch_gaps.filling.estimates import find_cycles
+from gpytorch_gaps.filling.fill import is_streamed
+from gpytorch_gaps.filling.grid_values import GridValues, choose_part
+from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, choose_windows
 from gpytorch_gaps.formats.values import is_gap, slabs
 
 LARGEST = 20_000_000
@@ -110,27 +109,27 @@ class Inspection:
         return lines
 
 
-def inspect_gaps(kind: Kind, seed: int = 0) -> Inspection:
+def inspect_gaps(kind: ArrayAdapter, seed: int = 0) -> Inspection:
     """Looks at an array; of one that is streamed, slab by slab and at a part."""
     streamed, generator = is_streamed(kind), np.random.default_rng(seed)
-    read = reader_of(kind)
+    source = GridValues(kind.axes, kind.read)
     num_gaps, num_infinite = _counts(kind)
     labels = [axis.kind == "label" for axis in kind.axes]
     cells, part, values = math.prod(kind.shape), None, None
     if cells <= LARGEST and not kind.chunked:
         values = np.ma.filled(np.ma.asarray(kind.array[:]).astype(np.float64), np.nan)
     else:
-        _, values = choose_part(read, kind.shape, generator)
+        values = choose_part(source, generator).values
         part = values.shape
     observed = cells - num_gaps
     fillable = 0 < num_gaps < cells and not num_infinite
     windows: list[int] = []
     cycles: list[list[float]] = [[] for _ in kind.axes]
     if fillable:
-        cycles = cycles if streamed else cycles_of(values, list(kind.axes))  # as filling does
-        few = observed <= 2 * OBSERVATIONS
+        cycles = cycles if streamed else find_cycles(values, kind.axes)  # as filling does
+        few = observed <= 2 * MAX_WINDOW_OBSERVATIONS
         windows = [observed] if few else [
-            len(window) for window in choose_windows(read, kind.shape, labels, WINDOWS, generator)
+            len(window) for window in choose_windows(source, NUM_WINDOWS, generator)
         ]  # fmt: skip
     return Inspection(
         shape=kind.shape,
@@ -148,7 +147,7 @@ def inspect_gaps(kind: Kind, seed: int = 0) -> Inspection:
     )
 
 
-def _counts(kind: Kind) -> tuple[int, int]:
+def _counts(kind: ArrayAdapter) -> tuple[int, int]:
     """Gaps, and infinite entries."""
     gaps = infinite = 0
     for rows in slabs(kind.shape, np.dtype(kind.array.dtype).itemsize):

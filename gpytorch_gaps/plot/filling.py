@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
-from gpytorch_gaps.filling.kinds import is_a
+from gpytorch_gaps.filling.index_grid import is_a
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.plot.fields import UNCERTAIN_LINE, add_colorbar, cut, draw_picture, limits, panel_size
 from gpytorch_gaps.plot.inputs import Field, read_deviations, read_field, shared_axes

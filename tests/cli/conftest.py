@@ -8,8 +8,8 @@ from gpytorch_gaps.filling import learn
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """What is learned is not looked at here."""
-    monkeypatch.setattr(learn, "SHORT", 1)
-    monkeypatch.setattr(learn, "_FURTHER", 1)
+    monkeypatch.setattr(learn, "FIRST_STEPS", 1)
+    monkeypatch.setattr(learn, "FURTHER_STEPS", 1)
 
 
 @pytest.fixture

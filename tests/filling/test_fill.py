@@ -10,10 +10,10 @@ import torch
 import xarray as xr
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.filling import choose, predict, streamed
 from gpytorch_gaps.filling import fill as fill_module
-from gpytorch_gaps.filling import in_memory, prepare, streamed
 from gpytorch_gaps.filling.axes import YEAR
-from gpytorch_gaps.filling.model import Term
+from gpytorch_gaps.filling.model import ProductTerm
 
 RNG = np.random.default_rng(0)
 T = np.linspace(0, 1, 24)
@@ -83,13 +83,14 @@ def test_mean_and_std_are_those_of_the_exact_posterior(kernels, smooth):
 
 
 def test_several_scales_by_iterations_are_the_exact_posterior_too(monkeypatch):
-    monkeypatch.setattr(in_memory, "_DENSE", 0)
+    monkeypatch.setattr(predict, "_MAX_DENSE", 0)
     near, far = (gpytorch.kernels.RBFKernel() for _ in range(2))
     near.lengthscale, far.lengthscale = 1.5, 20.0
-    monkeypatch.setattr(
-        prepare, "candidates",
-        lambda *_: [("two scales", lambda: [Term([copy.deepcopy(k), copy.deepcopy(k)], 1.0) for k in (near, far)])],
-    )  # fmt: skip
+
+    def two_scales():
+        return [ProductTerm([copy.deepcopy(kernel) for _ in range(2)], 1.0) for kernel in (near, far)]
+
+    monkeypatch.setattr(choose, "candidates", lambda *_: [("two scales", two_scales)])
     field = np.cumsum(RNG.standard_normal((30, 30)), axis=1) / 4 + RNG.standard_normal((30, 30)) / 10
     field[10:18, 10:18] = np.nan
     found = gaps.fill_gaps(field, tolerance=1e-8, std=False, **QUICK)
@@ -240,7 +241,7 @@ def test_large_arrays_are_streamed_to_the_same_numbers(monkeypatch, smooth):
         "smooth": smooth,
     }
     whole = gaps.fill_gaps(SEEN, [T, T[:20]], **options, **QUICK)
-    monkeypatch.setattr(fill_module, "LARGEST", 100)
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
     streamed = gaps.fill_gaps(SEEN, [T, T[:20]], **options, **QUICK)
     assert streamed.std is None
     where = np.ones_like(GAPS) if smooth else GAPS
@@ -254,7 +255,7 @@ def test_large_arrays_are_streamed_to_the_same_numbers(monkeypatch, smooth):
 
 
 def test_length_scales_are_held_up_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(fill_module, "LARGEST", 100)
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
     noise = np.where(GAPS, np.nan, RNG.standard_normal(SEEN.shape))  # white: a short length-scale, all eigenvectors
     found = gaps.fill_gaps(noise, memory=20_000, **QUICK)
     assert any("held above" in note for note in found.report.notes)
@@ -276,9 +277,9 @@ def test_streamed_means_have_no_trend_and_no_sight_of_what_is_withheld(monkeypat
     truth = 5 * rows + 3 * columns + 0.3 * np.sin(rows)
     seen = np.where(RNG.random((20, 20)) < 0.3, np.nan, truth)
     given = []
-    learned = streamed.prepare
-    monkeypatch.setattr(streamed, "prepare", lambda *args, **kw: given.append(args[5]) or learned(*args, **kw))
-    monkeypatch.setattr(fill_module, "LARGEST", 100)
+    choose_model = streamed.choose_model
+    monkeypatch.setattr(streamed, "choose_model", lambda *args: given.append(args[1].values) or choose_model(*args))
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
     found = gaps.fill_gaps(seen, kernels=stationary(), steps=10, progress=False)
     error = np.sqrt(np.mean((found.mean - truth)[np.isnan(seen)] ** 2))
     assert error < 3 * found.report.held_out.rmse + 0.1
