@@ -77,7 +77,7 @@ class GridValues:
 
 def random_part(shape: Sequence[int], generator: np.random.Generator) -> list[np.ndarray]:
     """Positions of a block of at most `MAX_PART_CELLS` cells at a random place, with sides as equal as possible."""
-    sides = _sides(shape, MAX_PART_CELLS)
+    sides = even_sides(shape, MAX_PART_CELLS)
     starts = [int(generator.integers(0, m - n + 1)) for m, n in zip(shape, sides, strict=True)]
     return [np.arange(start, start + n) for start, n in zip(starts, sides, strict=True)]
 
@@ -97,22 +97,23 @@ def choose_part(values: GridValues, generator: np.random.Generator) -> Part:
 def region_around(positions: Positions, shape: Sequence[int], max_cells: int) -> list[np.ndarray]:
     """Positions of a larger block, of at most `max_cells` cells, with the block at `positions` in its middle."""
     region = []
-    for own, size, side in zip(positions, shape, _sides(shape, max_cells), strict=True):
+    for own, size, side in zip(positions, shape, even_sides(shape, max_cells), strict=True):
         side = max(side, len(own))
         start = min(max(0, int(own[0]) - (side - len(own)) // 2), size - side)
         region.append(np.arange(start, start + side))
     return region
 
 
-def _sides(shape: Sequence[int], max_cells: int) -> list[int]:
-    """Sides of a block of at most `max_cells` cells: the longest are cut first."""
-    sides = np.array(shape, dtype=float)
-    while sides.prod() > max_cells:
-        at = int(np.argmax(sides))
-        others = sides.prod() / sides[at]
-        second = np.max(np.delete(sides, at), initial=1.0)
-        sides[at] = max(min(sides[at] - 1, second), math.floor(max_cells / others), 1.0)
-    return [int(side) for side in sides]
+def even_sides(shape: Sequence[int], cells: float, rounded: Callable[[float], int] = math.floor) -> list[int]:
+    """Sides of a block of about `cells` cells that are as equal as possible: short axes are taken whole.
+
+    :param rounded: how sides are rounded; rounded down, there are at most `cells` cells.
+    """
+    sides = [1] * len(shape)
+    for number, axis in enumerate(np.argsort(shape)):
+        even = (cells / math.prod(sides)) ** (1 / (len(shape) - number))
+        sides[axis] = max(1, min(int(shape[axis]), rounded(even + 1e-9)))  # a root of 1e6 is 99.99..
+    return sides
 
 
 def coordinates(axes: Sequence[Axis], cells: np.ndarray) -> Tensor:

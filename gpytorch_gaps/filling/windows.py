@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.filling.grid_values import GridValues
+from gpytorch_gaps.filling.grid_values import GridValues, even_sides
 
 MAX_WINDOW_OBSERVATIONS = 360
 """A Cholesky factor of so many observations takes a few milliseconds."""
@@ -51,10 +51,10 @@ def choose_windows(
     :param density: the share of cells that are observed. If it is small, windows are wide.
     :param through: cells (count, d), one per window to contain. Default: windows lie anywhere.
     """
-    size, labels = np.array(source.shape), [axis.kind == "label" for axis in source.axes]
+    size, labels = source.shape, [axis.kind == "label" for axis in source.axes]
     wanted_cells = 1.5 * MAX_WINDOW_OBSERVATIONS * max(1.0, 0.5 / max(density, 1e-9))
-    sides = _sides(size, min(wanted_cells, _MAX_CELLS_READ))
-    widest = np.maximum(size // sides, 1)
+    sides = even_sides(size, min(wanted_cells, _MAX_CELLS_READ), round)
+    widest = np.array(size) // sides
     far = max(1, count // 3)
     windows = []
     for number in range(count):
@@ -76,15 +76,6 @@ def choose_windows(
         if len(best) > 1:
             windows.append(best)
     return windows
-
-
-def _sides(size: np.ndarray, cells: float) -> np.ndarray:
-    """Sides of a window of about so many cells, as equal as the axes allow: short axes are taken whole."""
-    sides = np.ones(len(size))
-    for axis, at in enumerate(np.argsort(size)):
-        left = len(size) - axis
-        sides[at] = min(size[at], round((cells / sides.prod()) ** (1 / left)))
-    return np.maximum(sides, 1).astype(int)
 
 
 def _some(size: int, count: int, through: int | None, generator: np.random.Generator) -> np.ndarray:
