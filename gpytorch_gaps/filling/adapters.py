@@ -77,7 +77,9 @@ class ArrayAdapter(ABC):
         if infinite.any():
             first = np.unravel_index(int(infinite.argmax()), numbers.shape)
             entry = tuple(int(p[i]) for p, i in zip(positions, first, strict=True))
-            raise ValueError(f"values: entry {entry} is {numbers[first]}, expected finite values, or NaN for gaps")
+            raise ValueError(
+                f"values: entry {entry} is {numbers[first]}, expected finite values; infinite ones are no gaps: use NaN"
+            )
         return numbers
 
     def numbers(self) -> np.ndarray:

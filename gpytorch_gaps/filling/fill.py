@@ -116,11 +116,12 @@ def fill_gaps(
     observations by more than chance.
 
     >>> import numpy as np, gpytorch_gaps as gaps
+    >>> from gpytorch.kernels import RBFKernel
     >>> t = np.linspace(0, 1, 20)
     >>> truth = np.sin(6 * t[:, None]) * np.cos(4 * t)
     >>> values = truth.copy()
     >>> values[6:12, 8:14] = np.nan
-    >>> result = gaps.fill_gaps(values, [t, t], steps=10, progress=False)
+    >>> result = gaps.fill_gaps(values, [t, t], progress=False, steps=10, kernels=[RBFKernel(), RBFKernel()])
     >>> bool(np.abs(result.mean - truth).max() < 0.05)
     True
     >>> result.report.num_gaps

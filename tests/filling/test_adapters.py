@@ -163,6 +163,7 @@ def test_a_table_with_levels_lies_on_one_axis_a_level():
     assert found.index.equals(given.index)
 
 
+@pytest.mark.usefixtures("quick_choice")
 def test_a_series_with_levels_is_filled_as_the_table_that_it_unstacks_to():
     t, x = np.linspace(0, 1, 12), np.linspace(0, 1, 9)
     wide = pd.DataFrame(np.sin(5 * t[:, None]) * np.cos(3 * x), pd.Index(t, name="t"), pd.Index(x, name="x"))

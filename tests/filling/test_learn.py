@@ -71,6 +71,11 @@ def test_window_log_likelihood_against_dense_gpytorch(scales):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
 
 
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr("gpytorch_gaps.filling.windows.MAX_WINDOW_OBSERVATIONS", 150)
+
+
 def training_data(values, axes, windows):
     """Windows of a field without a trend."""
     source = GridValues.in_memory(values, axes)
@@ -100,12 +105,12 @@ def test_hyperparameters_of_a_draw_are_found_from_windows():
     values = 10.0 * draw(axes, truth, 0.05, seed=1)
     data = training_data(values, axes, windows=6)
     listed = [one for one in candidates(kernel_task(axes, data.variance)) if one[0] == "Matern-3/2"]
-    found = learn(listed, data, steps=60, progress=False)
+    found = learn(listed, data, steps=40, progress=False)
     (term,) = found.terms
-    # estimates of one draw: within a factor of two; the noise is known better
-    assert 0.4 < term.kernels[0].lengthscale.item() < 1.6
-    assert 3.0 < term.kernels[1].lengthscale.item() < 12.0
-    assert found.likelihood.noise.item() == pytest.approx(5.0, rel=0.35)
+    # estimates from one draw: over seeds they scatter by 10 % about the truth
+    assert term.kernels[0].lengthscale.item() == pytest.approx(0.8, rel=0.25)
+    assert term.kernels[1].lengthscale.item() == pytest.approx(6.0, rel=0.25)
+    assert found.likelihood.noise.item() == pytest.approx(5.0, rel=0.2)
     assert found.history.loss[-1] < found.history.loss[0]
 
 
@@ -114,22 +119,24 @@ def test_hyperparameters_of_a_draw_are_found_from_windows():
     [(RBFKernel(), 1e-3, False), (MaternKernel(nu=0.5), 1e-3, True)],
     ids=["smooth", "rough"],
 )
+@pytest.mark.usefixtures("small_windows")
 def test_the_roughness_of_a_draw_is_recognized(kernel, noise, rough):
     axes = describe_axes([40, 30])
     kernel.lengthscale = 5.0
     values = draw(axes, (kernel, kernel), noise, seed=2)
-    data = training_data(values, axes, windows=4)
+    data = training_data(values, axes, windows=3)
     found = learn(candidates(kernel_task(axes, data.variance, one_term=True)), data, steps=5, progress=False)
     assert (found.name == "Matern-1/2") == rough
     assert (found.name == "squared exponential") == (not rough)
 
 
+@pytest.mark.usefixtures("small_windows")
 def test_two_scales_are_recognized():
     axes = describe_axes([60, 60])
     near, far = RBFKernel(), RBFKernel()
     near.lengthscale, far.lengthscale = 1.5, 20.0
     values = draw(axes, (near, near), 1e-2, seed=3) + 2 * draw(axes, (far, far), 1e-6, seed=4)
-    data = training_data(values, axes, windows=6)
+    data = training_data(values, axes, windows=3)
     found = learn(candidates(kernel_task(axes, data.variance)), data, steps=5, progress=False)
     assert len(found.terms) > 1
 
