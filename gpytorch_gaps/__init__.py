@@ -2,8 +2,8 @@
 
 from gpytorch_gaps import distributed, operators, preconditioners, settings
 from gpytorch_gaps.filling.accessor import register
-from gpytorch_gaps.filling.fill import Filled, fill_gaps
-from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.fill import fill_gaps
+from gpytorch_gaps.filling.report import Filled, FillReport
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
 from gpytorch_gaps.kernels import GappyGridKernel
