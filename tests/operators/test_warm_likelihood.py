@@ -303,12 +303,12 @@ def test_exact_log_determinants_are_untouched(name, method):
     for parameter, gradient in got.items():
         assert torch.equal(gradient, warm_got[parameter]), parameter
     assert [report.tolerance for report in record] == [report.tolerance for report in warm_record]
-    assert not memory.state_dict()["trails"]
+    assert not memory.state_dict()["paths"]
 
 
 def test_batches_take_the_usual_path():
     (value, got, record, _), (warm_value, warm_got, warm_record, memory) = both_ways(_pairs.batch_of_three)
-    assert not memory.state_dict()["trails"]
+    assert not memory.state_dict()["paths"]
     assert [report.reason for report in warm_record.logdets] == [report.reason for report in record.logdets]
     assert [report.tolerance for report in warm_record] == [report.tolerance for report in record]
     torch.testing.assert_close(warm_value, value, rtol=1e-9, atol=0)
