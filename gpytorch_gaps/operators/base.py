@@ -48,7 +48,7 @@ class KroneckerFactorsOperator(LinearOperator):
             kwargs[name] = (kwarg_map or factor_map)(kwargs[name])
         return type(self)(*(factor_map(factor) for factor in self.factors), **kwargs)
 
-    def _wide(self) -> Any:
+    def _as_float64(self) -> Any:
         """In float64 and detached, for solves."""
         return self.to(torch.float64)._rebuild(lambda t: t.detach())
 

@@ -105,13 +105,13 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         index, diag = self.train_index, self._diag_tensor
         if isinstance(diag, SelectedKroneckerDiagOperator):
             tensors = (*self.factors, index, *diag.axis_noise)
-            return self._linear_op.memo.get(
+            return self._linear_op.cache.cached(
                 "product",
                 tensors,
                 lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
         noise = self._noise_tensor()
-        return self._linear_op.memo.get(
+        return self._linear_op.cache.cached(
             "system",
             (*self.factors, index, noise),
             lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen(), dtype=self.dtype),

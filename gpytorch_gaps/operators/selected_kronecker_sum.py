@@ -34,8 +34,8 @@ from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.planning.plans import planned_columns
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum_system import SumPlan, SumSystem
-from gpytorch_gaps.utils.cache import Memo
-from gpytorch_gaps.utils.precision import full_float32, wide_entries
+from gpytorch_gaps.utils.cache import TensorCache
+from gpytorch_gaps.utils.precision import float64_entries, full_float32
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
@@ -44,13 +44,13 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
     """A sum of covariances of the same points: Kronecker products, low-rank ones, and others, which are dense.
 
     :param linear_ops: square, of the same size.
-    :param memo: what solves with this operator remember.
+    :param cache: what solves with this operator remember.
     """
 
-    def __init__(self, *linear_ops: LinearOperator, memo: Memo | None = None) -> None:
+    def __init__(self, *linear_ops: LinearOperator, cache: TensorCache | None = None) -> None:
         flat = [part for op in linear_ops for part in (op.linear_ops if type(op) is SumLinearOperator else (op,))]
-        self.memo = memo or Memo()
-        super().__init__(*flat, memo=self.memo)
+        self.cache = cache or TensorCache()
+        super().__init__(*flat, cache=self.cache)
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, ZeroLinearOperator):
@@ -98,10 +98,10 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
         def compute() -> Tensor:
             # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
-            root = _wide(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
+            root = _as_float64(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
             return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
 
-        return self.memo.get(("root", number), op.representation(), compute).to(self.dtype)
+        return self.cache.cached(("root", number), op.representation(), compute).to(self.dtype)
 
 
 class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
@@ -145,18 +145,20 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     def _system(self) -> SumSystem:
         """The detached system, with what was worked out for it so far."""
         kernel: SelectedKroneckerSumOperator = self._linear_op
-        return kernel.memo.get("system", (*kernel.representation(), *self._diag_tensor.representation()), self._build)
+        return kernel.cache.cached(
+            "system", (*kernel.representation(), *self._diag_tensor.representation()), self._build
+        )
 
     def _build(self) -> SumSystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
         terms, root, rows = kernel.kronecker_terms(), kernel.root(), self.size(-1)
         others = [op for op in kernel.linear_ops if not any(op is term for term in terms)]
         narrow = [op.root.size(-1) if isinstance(op, RootLinearOperator) else rows / 2 for op in others]
-        wide = [_wide(op) for op in others]
+        wide = [_as_float64(op) for op in others]
         index = terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device)
         return SumSystem(
             (lambda x: sum(op._matmul(x) for op in wide)) if wide else None,
-            lambda: sum(_wide(op).to_dense() for op in (*kernel.linear_ops, self._diag_tensor)),
+            lambda: sum(_as_float64(op).to_dense() for op in (*kernel.linear_ops, self._diag_tensor)),
             [KroneckerTerm(op.factors, op.shared_eigen()) for op in terms],
             index,
             None if root is None else root.detach().double(),
@@ -274,16 +276,16 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     @full_float32()
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
-        with wide_entries():
+        with float64_entries():
             terms = [to_dense(op).double() for op in self._linear_op.linear_ops]
         matrix = torch.stack(terms).sum(0) + torch.diag_embed(self._noise_diagonal().double())
         value = dense_logdet(matrix, self._system().cholesky).to(self.dtype)
         return value, LogdetReport("exact", value.detach(), torch.zeros((), device=self.device), 0, 0, "data side")
 
 
-def _wide(op: LinearOperator) -> LinearOperator:
+def _as_float64(op: LinearOperator) -> LinearOperator:
     """In float64 and detached."""
     if isinstance(op, SelectedKroneckerOperator):
-        return op._wide()
+        return op._as_float64()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
     return op.representation_tree()(*tensors)

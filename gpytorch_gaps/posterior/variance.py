@@ -37,7 +37,7 @@ from gpytorch_gaps.reports import (
 )
 from gpytorch_gaps.solvers.planning.plans import expecting
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.utils.precision import wide_entries
+from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.progress import with_bar
 
 _AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
@@ -164,7 +164,7 @@ def _error_of_extension(
     """
     worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
     few = parts.at(worst)
-    with wide_entries():
+    with float64_entries():
         columns = to_dense(few.cross).mT.double()
     weights = form.solve(columns)
     exact = few.prior_variance() - (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
