@@ -9,7 +9,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.grid.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
@@ -18,6 +18,7 @@ from gpytorch_gaps.operators.inspect import one_member
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
 from gpytorch_gaps.posterior.strategy import GappyGridPredictionStrategy
 from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 
 class GappyGridKernel(GridKernel):

@@ -29,7 +29,6 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.grid.cartesian import same_values
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.kernels.lift import as_grid_kernels
 from gpytorch_gaps.operators import (
@@ -38,10 +37,10 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerOperator,
     SelectedKroneckerSumOperator,
 )
-from gpytorch_gaps.operators.base import same_cells
 from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import GridKernelRef, find_grid_kernel, resolve_active_dims, select_columns
 from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 
 @full_float32()
@@ -166,10 +165,10 @@ def _have_structure(a: LinearOperator, b: LinearOperator) -> bool:
     """Whether two covariances are of the same cells of the same grid, or of the same points with these."""
     if isinstance(a, SelectedKroneckerOperator) and isinstance(b, SelectedKroneckerOperator):
         alike = a.row_shape == b.row_shape and a.col_shape == b.col_shape
-        return alike and same_cells(a.row_index, b.row_index) and same_cells(a.col_index, b.col_index)
+        return alike and same_values(a.row_index, b.row_index) and same_values(a.col_index, b.col_index)
     if isinstance(a, KhatriRaoOperator) and isinstance(b, KhatriRaoOperator):
         alike = a.col_shape == b.col_shape and a.transposed == b.transposed
-        return alike and same_cells(a.col_index, b.col_index)
+        return alike and same_values(a.col_index, b.col_index)
     return False
 
 

@@ -116,15 +116,6 @@ def check_batches(name: str, *shapes: torch.Size) -> None:
         raise ValueError(f"{name}: got batch shapes {came}, expected ones that broadcast") from error
 
 
-def same_cells(first: Tensor, second: Tensor) -> bool:
-    """Whether two indices name the same cells in the same order; by identity first, which costs no host copy."""
-    return (
-        first is second
-        or (first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride())
-        or torch.equal(first, second)
-    )
-
-
 _checked = WeakTensorKeyDictionary()  # index -> (cells of the grid, version) it was last found good for
 
 

@@ -9,11 +9,11 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, SumLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import same_values
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
 from gpytorch_gaps.utils.cache import TensorCache
+from gpytorch_gaps.utils.tensors import same_values
 
 _active_dims = TensorCache(size=64)  # active_dims as lists of numbers
 

@@ -19,9 +19,10 @@ from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index
 from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 from gpytorch_gaps.utils.threads import Work, sized
 
 
@@ -75,7 +76,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     @property
     def is_symmetric(self) -> bool:
         """Whether rows and columns are the same cells."""
-        return self.row_shape == self.col_shape and same_cells(self.row_index, self.col_index)
+        return self.row_shape == self.col_shape and same_values(self.row_index, self.col_index)
 
     def _work(self, rhs: Tensor, *_: Tensor) -> Work:
         """The work of a product with so many columns."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.autograd.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._sum_solve import solve_sum
-from gpytorch_gaps.operators.base import as_diagonal, same_cells
+from gpytorch_gaps.operators.base import as_diagonal
 from gpytorch_gaps.operators.low_rank import low_rank_operator
 from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -36,6 +36,7 @@ from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum_system import SumPlan, SumSystem
 from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import float64_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
@@ -78,7 +79,7 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         """The Kronecker products on the same grid as the first of them."""
         terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
         return [
-            op for op in terms if op.row_shape == terms[0].row_shape and same_cells(op.row_index, terms[0].row_index)
+            op for op in terms if op.row_shape == terms[0].row_shape and same_values(op.row_index, terms[0].row_index)
         ]
 
     def root(self) -> Tensor | None:

@@ -11,10 +11,11 @@ from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, MaternKernel, 
 from linear_operator import to_dense
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.kernels.lift import as_grid_kernels
 from gpytorch_gaps.operators.inspect import GridKernelRef, find_grid_kernel, resolve_active_dims
+from gpytorch_gaps.utils.tensors import same_values
 
 _NU = {0.5: "1/2", 1.5: "3/2", 2.5: "5/2"}
 _STATIONARY = 1e-3  # covariances that differ by less from place to place, relatively; float32 must pass
