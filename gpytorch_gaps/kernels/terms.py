@@ -1,7 +1,8 @@
 """What a sum, a scale or a product of kernels is on a grid: a list of terms, each as structured as it can be.
 
 GPyTorch evaluates ``AdditiveKernel`` and ``ProductKernel`` without knowing grids: it multiplies test x train
-covariances densely. :func:`teach_sums_and_products` has them walked instead, by the distributive law:
+covariances densely. :func:`patch_composite_kernels` expands them into a sum of structured terms
+instead, by the distributive law:
 
     sums        their terms, side by side
     scales      their term, scaled
@@ -60,14 +61,15 @@ def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[s
     return terms[0] if len(terms) == 1 else SumLinearOperator(*terms)
 
 
-def teach_sums_and_products() -> None:
+def patch_composite_kernels() -> None:
     """Makes GPyTorch's ``AdditiveKernel`` and ``ProductKernel`` keep the structure of a grid kernel inside them.
 
-    Upstream they multiply test x train covariances densely, and do not hand down the prediction strategy of what is
-    inside them, as ``ScaleKernel`` does. Kernels without a grid kernel inside are not affected.
+    Upstream they multiply test x train covariances densely, and unlike ``ScaleKernel`` they do not delegate to the
+    prediction strategy of the kernels inside them. Kernels without a grid kernel inside are not affected. Called when
+    ``gpytorch_gaps.kernels`` is imported; a second call changes nothing.
     """
     for kind in (AdditiveKernel, ProductKernel):
-        kind.forward = _keeping_structure(kind.forward)
+        kind.forward = _keeping_structure(getattr(kind.forward, "upstream", kind.forward))
         kind.prediction_strategy = _delegate_strategy
 
 
@@ -81,6 +83,7 @@ def _keeping_structure(upstream: Callable[..., Any]) -> Callable[..., Any]:
                 return covariance
         return upstream(self, x1, x2, diag=diag, **params)
 
+    forward.upstream = upstream  # type: ignore[attr-defined]
     return forward
 
 
