@@ -963,8 +963,8 @@ def test_an_interruption_while_solving_leaves_the_last_checkpoint(tmp_path, monk
 
 
 def test_a_checkpoint_is_written_now_and_then(tmp_path, monkeypatch):
-    saved, save = [], states.save_whole
-    monkeypatch.setattr(states, "save_whole", lambda path, content: saved.append(path) or save(path, content))
+    saved, save = [], states.atomic_save
+    monkeypatch.setattr(states, "atomic_save", lambda path, content: saved.append(path) or save(path, content))
     run_clustered(checkpoint=tmp_path / "state.pt")
     assert len(saved) == 1, "at the end; nothing takes ten seconds here"
     monkeypatch.setattr(states, "_SAVE_EVERY", 0.0)
