@@ -71,9 +71,8 @@ def _stop():
 
 
 def _work(jobs, answers):
+    import gpytorch  # noqa: F401  # its import warns of what torch deprecates
     import torch
-
-    import gpytorch_gaps  # noqa: F401  # warns of what torch deprecates
 
     torch.set_num_threads(1)
     warnings.simplefilter("error")

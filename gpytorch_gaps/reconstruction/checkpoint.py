@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpytorch_gaps.distributed.communicator import Ranks
 from gpytorch_gaps.reconstruction.weights import Weights, WeightsInParts
-from gpytorch_gaps.utils.files import save_whole
+from gpytorch_gaps.utils.files import atomic_save
 
 _SAVE_EVERY = 10.0  # seconds between checkpoints
 _FORMAT = 1
@@ -92,7 +92,7 @@ class WeightCheckpoint:
         if self.path is not None:
             total = 0 if done else self.iterations + iterations  # from the end of a solve, nothing is left to do
             state = {"weights": weights.cpu(), "iterations": total}
-            save_whole(self.path, {**self._problem, **state})
+            atomic_save(self.path, {**self._problem, **state})
         self._saved = time.perf_counter()
 
     def remove(self) -> None:

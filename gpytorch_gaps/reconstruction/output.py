@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.utils.files import require_place, write_whole
+from gpytorch_gaps.utils.files import atomic_write, require_place
 
 
 class GrowingArray:
@@ -99,7 +99,7 @@ class GrowingArray:
             os.fsync(stream.fileno())
         self.rows += len(slab)
         record = json.dumps({"name": self._name, "rows": self.rows}).encode()
-        write_whole(self._record, lambda stream: stream.write(record))
+        atomic_write(self._record, lambda stream: stream.write(record))
 
     def finish(self) -> None:
         """Puts the file where it belongs, if it is whole."""

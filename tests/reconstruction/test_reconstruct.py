@@ -689,7 +689,7 @@ def test_clustered_gaps_take_a_dense_block_within_memory():
 @pytest.mark.parametrize("progress", [True, False])
 def test_progress(monkeypatch, capfd, tmp_path, progress):
     """With no patience at all there would be a bar for everything."""
-    monkeypatch.setattr("gpytorch_gaps.utils.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("gpytorch_gaps.utils.progress._DELAY_SECONDS", 0.0)
     axes = lines(9, 8)
     gaps.reconstruct(
         field(axes), axes, kernels_for(axes), NOISE, progress=progress, output=tmp_path / "mean.npy"
@@ -963,8 +963,8 @@ def test_an_interruption_while_solving_leaves_the_last_checkpoint(tmp_path, monk
 
 
 def test_a_checkpoint_is_written_now_and_then(tmp_path, monkeypatch):
-    saved, save = [], states.save_whole
-    monkeypatch.setattr(states, "save_whole", lambda path, content: saved.append(path) or save(path, content))
+    saved, save = [], states.atomic_save
+    monkeypatch.setattr(states, "atomic_save", lambda path, content: saved.append(path) or save(path, content))
     run_clustered(checkpoint=tmp_path / "state.pt")
     assert len(saved) == 1, "at the end; nothing takes ten seconds here"
     monkeypatch.setattr(states, "_SAVE_EVERY", 0.0)

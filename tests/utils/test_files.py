@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpytorch_gaps.reconstruction.output import GrowingArray
-from gpytorch_gaps.utils.files import refuse_directory, save_whole, write_whole
+from gpytorch_gaps.utils.files import atomic_save, atomic_write, refuse_directory
 
 SHAPE = (6, 3, 2)
 
@@ -31,7 +31,7 @@ def grow(path, array, name="a", stop=None):
     return begun, file
 
 
-# -- write_whole -----------------------------------------------------------------------------------------------------
+# -- atomic_write -----------------------------------------------------------------------------------------------------
 
 
 def test_a_file_appears_with_all_of_its_content(tmp_path):
@@ -44,7 +44,7 @@ def test_a_file_appears_with_all_of_its_content(tmp_path):
         seen.append(path.exists())
         stream.write(b" second")
 
-    write_whole(path, write)
+    atomic_write(path, write)
     assert seen == [False]
     assert path.read_bytes() == b"first second"
     assert names(tmp_path) == ["file"]
@@ -62,14 +62,14 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, before, error):
         raise error
 
     with pytest.raises(type(error)):
-        write_whole(path, write)
+        atomic_write(path, write)
     assert (path.read_bytes() if path.exists() else None) == before
     assert names(tmp_path) == ([] if before is None else ["file"])
 
 
 def test_what_a_killed_write_left_does_not_matter(tmp_path):
     (tmp_path / "file.tmp").write_bytes(b"half of a longer content")
-    write_whole(tmp_path / "file", lambda stream: stream.write(b"whole"))
+    atomic_write(tmp_path / "file", lambda stream: stream.write(b"whole"))
     assert (tmp_path / "file").read_bytes() == b"whole"
     assert names(tmp_path) == ["file"]
 
@@ -77,7 +77,7 @@ def test_what_a_killed_write_left_does_not_matter(tmp_path):
 def test_tensors_are_read_back_by_the_safe_loader(tmp_path):
     path = tmp_path / "file.pt"
     saved = {"weights": torch.arange(3.0, dtype=torch.float64), "count": 3, "name": "a"}
-    save_whole(path, saved)
+    atomic_save(path, saved)
     loaded = torch.load(path, weights_only=True)
     assert torch.equal(loaded["weights"], saved["weights"])
     assert (loaded["count"], loaded["name"]) == (3, "a")
