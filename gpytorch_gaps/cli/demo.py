@@ -11,7 +11,7 @@ from scipy.interpolate import griddata
 
 from gpytorch_gaps.cli.outputs import check_picture
 from gpytorch_gaps.filling.fill import Filled, fill_gaps
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 SHAPE = (96, 144)
 PIXEL = 2.5  # km
@@ -117,5 +117,5 @@ def draw_scene(scene: Scene, result: Filled, output: Path) -> None:
     }
     figure = plot.panels(panels, uncertain="standard deviation", cmap="RdYlBu_r")
     kind = output.suffix.lower().removeprefix(".")
-    write_whole(output, lambda stream: figure.savefig(stream, format=kind, dpi=110))
+    atomic_write(output, lambda stream: figure.savefig(stream, format=kind, dpi=110))
     pyplot.close(figure)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpytorch_gaps.filling.fill import Filled
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 _MOST = 4_000_000  # cells that a picture can show anything of
 
@@ -39,7 +39,7 @@ def save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     kind = path.suffix.lower().removeprefix(".")
-    write_whole(path, lambda stream: figure.savefig(stream, format=kind, dpi=120))
+    atomic_write(path, lambda stream: figure.savefig(stream, format=kind, dpi=120))
     pyplot.close(figure)
 
 

@@ -1,7 +1,7 @@
 """The processes that share one problem: who they are, what goes between them, and what happens when one fails.
 
-Everything that is sent goes through :class:`Ranks`, which counts it, and which turns a rank that does not answer into a
-:class:`RankError` that says what was waited for. One process alone is a group of one, to which nothing is sent.
+All messages go through :class:`Communicator`. It counts them, and it raises a :class:`RankError` that says what was
+waited for if a rank does not answer. A single process is a group of one and sends nothing.
 """
 
 import math
@@ -45,14 +45,16 @@ class Traffic:
 
     def __str__(self) -> str:
         large = [purpose for purpose, size in self.bytes.items() if size >= 0.01 * self.total]
-        parts = [f"{name}: {self.messages[name]} x {size_of(self.bytes[name] / self.messages[name])}" for name in large]
+        parts = [
+            f"{name}: {self.messages[name]} x {format_bytes(self.bytes[name] / self.messages[name])}" for name in large
+        ]
         small = sum(count for purpose, count in self.messages.items() if purpose not in large)
         return ", ".join([*parts, *([f"{small} short messages"] if small else [])]) or "nothing"
 
 
-def size_of(count: float) -> str:
+def format_bytes(count: float) -> str:
     """
-    >>> size_of(1536)
+    >>> format_bytes(1536)
     '1.5 KiB'
     """
     for unit in ("B", "KiB", "MiB"):
@@ -62,14 +64,14 @@ def size_of(count: float) -> str:
     return f"{count:.3g} GiB"
 
 
-class Ranks:
+class Communicator:
     """The members of a process group, and who of them this is.
 
     :param group: of ``torch.distributed``, or another of these; None is this process alone.
     """
 
     def __init__(self, group: Any = None) -> None:
-        group = group.group if isinstance(group, Ranks) else group
+        group = group.group if isinstance(group, Communicator) else group
         self._group: Any = None
         self.rank, self.size = 0, 1
         self.traffic = Traffic()
@@ -97,7 +99,7 @@ class Ranks:
         return found
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes files, shows bars and decides."""
         return self.rank == 0
 
@@ -113,7 +115,7 @@ class Ranks:
                 dist.all_reduce(sent, group=self.group)
         return own
 
-    def number(self, value: float, device: torch.device, purpose: str) -> float:
+    def from_main(self, value: float, device: torch.device, purpose: str) -> float:
         """What the first rank has found: decisions are made once, whatever the last bits are elsewhere."""
         if self.size == 1:
             return value
@@ -163,7 +165,7 @@ class Ranks:
 
     # -- all or none ---------------------------------------------------------------------------------------------------
 
-    def together(self, what: str, work: Callable[[], T]) -> T:
+    def run_on_all(self, what: str, work: Callable[[], T]) -> T:
         """``work()`` on every rank; where it fails on one, all others are told why, and end too."""
         result, failure = None, None
         try:
@@ -173,7 +175,7 @@ class Ranks:
         self._tell(what, failure, None)
         return result  # type: ignore[return-value]
 
-    def in_step(self, what: str, work: Iterator[Any]) -> None:
+    def run_lockstep(self, what: str, work: Iterator[Any]) -> None:
         """Goes through an iterator on every rank, a piece at a time: who fails or hangs is found out soon."""
         more = [True]
         while any(more):
@@ -222,10 +224,10 @@ def _in_order(tensor: Tensor) -> Iterator[Tensor]:
         tensor.copy_(plain.view(tensor.dtype))
 
 
-ALONE = Ranks()
+SINGLE = Communicator()
 
 
-def ranks_of(group: Any, what: str) -> Ranks:
+def communicator_for(group: Any, what: str) -> Communicator:
     """Those of a group; one process that torchrun has started among others, and that has none, is told so."""
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK") == "0":
         warnings.warn(
@@ -234,21 +236,21 @@ def ranks_of(group: Any, what: str) -> Ranks:
             UserWarning,
             stacklevel=3,
         )
-    return Ranks(group)
+    return Communicator(group)
 
 
 def own_slices(size: int, group: Any, multiple: int = 1) -> slice:
     """Which of `size` slices of the first axis are this process's, in `reconstruct` with this group."""
-    ranks = Ranks(group)
-    return shares(size, ranks.size, multiple)[ranks.rank]
+    ranks = Communicator(group)
+    return split_evenly(size, ranks.size, multiple)[ranks.rank]
 
 
-def shares(size: int, count: int, multiple: int = 1) -> list[slice]:
+def split_evenly(size: int, count: int, multiple: int = 1) -> list[slice]:
     """`size` things in `count` parts of one length, or of two that differ by one; cut at multiples where possible.
 
-    >>> shares(10, 3)
+    >>> split_evenly(10, 3)
     [slice(0, 4, None), slice(4, 7, None), slice(7, 10, None)]
-    >>> shares(10, 2, multiple=4)
+    >>> split_evenly(10, 2, multiple=4)
     [slice(0, 8, None), slice(8, 10, None)]
     """
     multiple = multiple if math.ceil(size / multiple) >= count else 1

@@ -10,13 +10,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gpytorch_gaps.distributed.communicator import RankError, Ranks
+from gpytorch_gaps.distributed.communicator import Communicator, RankError
 
 _joined: Counter[str] = Counter()  # groups that this process has been in, by where they met
 
 
 @contextmanager
-def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Ranks]:
+def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Communicator]:
     """All processes that ``torchrun`` has started; or this one alone, where it has not.
 
     So the same script runs as ``python script.py`` and as ``torchrun --nproc-per-node 4 script.py``.
@@ -27,7 +27,7 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
         raise ValueError(f"process_group: timeout: got {timeout!r}, expected a finite number of seconds above 0")
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        yield Ranks()
+        yield Communicator()
         return
     cuda = torch.cuda.is_available()
     if cuda:
@@ -51,6 +51,6 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
             f"{who}: the others cannot be reached, or did not all join within {timeout:g} s ({error})"
         ) from None
     try:
-        yield Ranks(dist.group.WORLD)
+        yield Communicator(dist.group.WORLD)
     finally:
         dist.destroy_process_group()

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.opened import Opened, reading, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array, beside, equal_to, is_gap, put
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "P": "RGB", "PA": "RGBA"}
@@ -140,4 +140,4 @@ def _save(pixels: np.ndarray, path: Path, **about: Any) -> None:
         pixels = pixels[..., 0]
     stream = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG", **about)
-    write_whole(path, lambda out: out.write(stream.getvalue()))
+    atomic_write(path, lambda out: out.write(stream.getvalue()))

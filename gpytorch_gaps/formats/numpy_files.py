@@ -12,7 +12,7 @@ import numpy as np
 from gpytorch_gaps.formats.labels import table_names
 from gpytorch_gaps.formats.opened import Opened, choose, reading, require_numbers, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array, equal_to, is_gap, plain, put, slabs
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 Header = tuple[tuple[int, ...], np.dtype]
 
@@ -47,12 +47,12 @@ class NpyFile(ArrayFile):
                 result[rows] = put(self.held[rows], self.data[rows], filled[rows], self.reserved)
             result.flush()
 
-        return write_whole(path, write)
+        return atomic_write(path, write)
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
         array = as_array(opened, filled, path)
-        write_whole(path, lambda stream: np.lib.format.write_array(stream, array, allow_pickle=False))
+        atomic_write(path, lambda stream: np.lib.format.write_array(stream, array, allow_pickle=False))
 
     @classmethod
     def _refuse(cls, opened: Opened, path: Path, lossless: bool) -> None:
@@ -105,7 +105,7 @@ class NpzFile(ArrayFile):
                             with source.open(member) as before:
                                 shutil.copyfileobj(before, out)
 
-        write_whole(path, write)
+        atomic_write(path, write)
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
@@ -117,7 +117,7 @@ class NpzFile(ArrayFile):
                     with target.open(f"{name}.npy", "w", force_zip64=True) as out:
                         np.lib.format.write_array(out, array, allow_pickle=False)
 
-        write_whole(path, write)
+        atomic_write(path, write)
 
     @classmethod
     def _refuse(cls, opened: Opened, path: Path, lossless: bool) -> None:

@@ -174,7 +174,7 @@ def single_array(opened: Opened, data: Any, path: Path) -> Any:
 
 
 def write_store_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """`write_whole` for a directory: written beside `path`, which it replaces once it is complete."""
+    """`atomic_write` for a directory: written beside `path`, which it replaces once it is complete."""
     path = path.resolve()
     partial, former = path.with_name(path.name + ".tmp"), path.with_name(f".{path.name}.former")
     try:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.opened import Opened, choose, reading, single_array
 from gpytorch_gaps.formats.values import to_dtype
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import pandas
@@ -92,7 +92,7 @@ class Table(Opened):
         numbers = zip(*np.nonzero(changed), after[changed].tolist(), strict=True)
         cells = {(i + 1, self.columns[j]): repr(number) for i, j, number in numbers}
         content = _replaced(self.text, self.delimiter, cells).encode(self.encoding)
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
@@ -110,7 +110,7 @@ class Table(Opened):
             table = table.to_frame(opened.name if table.name is None else table.name)
         stream = io.StringIO()
         table.to_csv(stream, index_label=table.index.name or "index")
-        write_whole(path, lambda out: out.write(stream.getvalue().encode()))
+        atomic_write(path, lambda out: out.write(stream.getvalue().encode()))
 
     @classmethod
     def _refuse(cls, opened: Opened, path: Path, lossless: bool) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.opened import Opened, reading, require_numbers, single_array
 from gpytorch_gaps.formats.values import ArrayFile, as_array
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 METADATA, NODATA = 42112, 42113  # of GDAL: an XML text, and the value of a gap
 # Scale, tie points, transformation, keys, doubles and texts of GeoTIFF; metadata and gap value of GDAL; RPC camera.
@@ -62,7 +62,7 @@ class Tiff(ArrayFile):
         if lossless:  # what marks a gap in the file may well be one of the numbers now
             options["extratags"] = [tag for tag in options["extratags"] if tag[0] != NODATA]
         content = _encoded(array, self.container, options)
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
     def _of_deviations(self) -> Opened:
         """Stored values read as ``scale x stored + offset``, their deviations as ``|scale| x stored``."""
@@ -75,7 +75,7 @@ class Tiff(ArrayFile):
         array = as_array(opened, filled, path)
         color = array.ndim == 3 and array.shape[-1] == 3 and array.dtype == np.uint8
         content = _encoded(array, {}, {"photometric": "rgb" if color else "minisblack", "compression": DEFLATE})
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
     @classmethod
     def _refuse(cls, opened: Opened, path: Path, lossless: bool) -> None:

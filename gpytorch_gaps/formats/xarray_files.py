@@ -20,7 +20,7 @@ import numpy as np
 from gpytorch_gaps.formats.labels import labelled, meaning, packed, unpacked_attributes, without
 from gpytorch_gaps.formats.opened import Opened, choose, reading, require, require_numbers, write_store_whole
 from gpytorch_gaps.formats.values import slabs
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import xarray
@@ -131,7 +131,7 @@ class NetcdfFile(XarrayFile):
         if lossless:
             _write_netcdf(self._unpacked(filled), path, engine)
         else:
-            write_whole(path, write)
+            atomic_write(path, write)
 
     @classmethod
     def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
@@ -228,7 +228,7 @@ def _write_netcdf(dataset: "xarray.Dataset", path: Path, engine: Any) -> None:
             "format": "NETCDF3_64BIT",
             "unlimited_dims": (),
         }  # records and scalars do not go together, see above
-    write_whole(path, lambda stream: dataset.to_netcdf(stream.name, **options))
+    atomic_write(path, lambda stream: dataset.to_netcdf(stream.name, **options))
 
 
 def _write_zarr(dataset: "xarray.Dataset", path: Path, version: Any = None) -> None:

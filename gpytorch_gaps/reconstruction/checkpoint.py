@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.reconstruction.weights import Weights, WeightsInParts
-from gpytorch_gaps.utils.files import save_whole
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.reconstruction.weights import ShardedWeights, Weights
+from gpytorch_gaps.utils.files import atomic_save
 
 _SAVE_EVERY = 10.0  # seconds between checkpoints
 _FORMAT = 1
@@ -26,14 +26,14 @@ class WeightCheckpoint:
         ranks = weights.ranks
         self.start: Tensor | None = None
         self.iterations = 0
-        in_parts = isinstance(weights, WeightsInParts)
+        in_parts = isinstance(weights, ShardedWeights)
         self.path = path if path is None or not in_parts else part_of(path, ranks)
-        keeps = path is not None and (in_parts or ranks.leads)
+        keeps = path is not None and (in_parts or ranks.is_main)
         self._saved = time.perf_counter()
         self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": weights.products, "rhs": rhs}
         if keeps:
             self._problem.update(eigenvalues=weights.products.cpu(), rhs=rhs.cpu())
-        found = ranks.together("reading its checkpoint", lambda: self._of_before(path, ranks) if keeps else None)
+        found = ranks.run_on_all("reading its checkpoint", lambda: self._of_before(path, ranks) if keeps else None)
         if not keeps:
             self.path = None
         if path is None:
@@ -48,7 +48,7 @@ class WeightCheckpoint:
             if not in_parts:
                 ranks.broadcast(self.start, "the checkpoint")
 
-    def _of_before(self, path: Path | None, ranks: Ranks) -> Tensor | None:
+    def _of_before(self, path: Path | None, ranks: Communicator) -> Tensor | None:
         assert self.path is not None
         assert path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class WeightCheckpoint:
         if self.path is not None:
             total = 0 if done else self.iterations + iterations  # from the end of a solve, nothing is left to do
             state = {"weights": weights.cpu(), "iterations": total}
-            save_whole(self.path, {**self._problem, **state})
+            atomic_save(self.path, {**self._problem, **state})
         self._saved = time.perf_counter()
 
     def remove(self) -> None:
@@ -100,6 +100,6 @@ class WeightCheckpoint:
             self.path.unlink(missing_ok=True)
 
 
-def part_of(path: Path, ranks: Ranks) -> Path:
+def part_of(path: Path, ranks: Communicator) -> Path:
     """Where a rank keeps its part of what is too large for one."""
     return path.with_name(f"{path.name}.{ranks.rank}of{ranks.size}")

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps.distributed.agreement import describe_kernel, describe_values
-from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.grid.cartesian import CartesianGrid, read
 from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
@@ -146,9 +146,9 @@ class Problem:
         self.kernels = checked_kernels(kernels, len(self.grid.shape))
         self.output, self.checkpoint = checked_paths(output, checkpoint)
 
-    def share(self, values: Any, ranks: Ranks) -> None:
+    def share(self, values: Any, ranks: Communicator) -> None:
         """Refuses ranks that were given something else, and more ranks than there are slices."""
-        content = ranks.together("looking at its values", lambda: describe_values(values))
+        content = ranks.run_on_all("looking at its values", lambda: describe_values(values))
         ranks.require_same(
             {
                 "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),

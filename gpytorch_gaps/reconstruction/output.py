@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.utils.files import require_place, write_whole
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.utils.files import atomic_write, require_place
 
 
-class GrowingArray:
+class ResumableNpy:
     """An ``.npy`` file that grows along its first axis beside `path`, as ``<path>.partial``, until it is whole.
 
     How far it has grown is in ``<path>.partial.json``, with the name of what it grows into: one that goes by the same
@@ -26,9 +26,9 @@ class GrowingArray:
         dtype: str,
         name: str,
         rows: slice | None = None,
-        ranks: Ranks | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
-        self._ranks = ranks = ranks or Ranks()
+        self._ranks = ranks = ranks or Communicator()
         self._rows = rows or slice(0, shape[0])
         self.path, self._name = path, f"{name} {shape} {dtype} {self._rows.start} to {self._rows.stop}"
         self._partial = path.with_name(path.name + ".partial")
@@ -36,14 +36,14 @@ class GrowingArray:
         self.rows = self._rows.start  # up to which the file has grown
         self._array: np.ndarray | None = None
         # one that has nothing of before makes the file anew, for all
-        found = ranks.together("looking for its output", lambda: self._array_of_before(shape, dtype))
+        found = ranks.run_on_all("looking for its output", lambda: self._array_of_before(shape, dtype))
         if all(ranks.gather(found is not None, "looking for its output")):
             self._array = found
             return
         del found
         self.rows = self._rows.start
-        ranks.together("making its output", lambda: self._make(shape, dtype))
-        self._array = ranks.together("opening its output", self._open)
+        ranks.run_on_all("making its output", lambda: self._make(shape, dtype))
+        self._array = ranks.run_on_all("opening its output", self._open)
 
     def _record_of(self, rank: int) -> Path:
         return self.path.with_name(f"{self.path.name}.partial{f'.{rank}' if rank else ''}.json")
@@ -68,14 +68,14 @@ class GrowingArray:
 
     def _make(self, shape: tuple[int, ...], dtype: str) -> None:
         self._record.unlink(missing_ok=True)  # first: a record must never outlive what it is of
-        if self._ranks.leads:
+        if self._ranks.is_main:
             np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
 
     def _open(self) -> np.ndarray:
         try:
             return np.lib.format.open_memmap(self._partial, "r+")
         except FileNotFoundError as error:
-            if self._ranks.leads:
+            if self._ranks.is_main:
                 raise
             raise ValueError(
                 f"output: {self._partial} was made by rank 0, and is not here; expected a file system that all ranks "
@@ -99,12 +99,12 @@ class GrowingArray:
             os.fsync(stream.fileno())
         self.rows += len(slab)
         record = json.dumps({"name": self._name, "rows": self.rows}).encode()
-        write_whole(self._record, lambda stream: stream.write(record))
+        atomic_write(self._record, lambda stream: stream.write(record))
 
     def finish(self) -> None:
         """Puts the file where it belongs, if it is whole."""
-        self._ranks.together("writing its slices", self._close)
-        self._ranks.together("putting the output in its place", self._place)
+        self._ranks.run_on_all("writing its slices", self._close)
+        self._ranks.run_on_all("putting the output in its place", self._place)
 
     def _close(self) -> None:
         assert self._array is not None
@@ -116,6 +116,6 @@ class GrowingArray:
             os.fsync(stream.fileno())
 
     def _place(self) -> None:
-        if self._ranks.leads:
+        if self._ranks.is_main:
             os.replace(self._partial, self.path)
         self._record.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ def read_slabs(slabs: Slabs, weights: Weights, noise: float, mean: float) -> tup
                 bar.update(len(slab))
                 yield
 
-    ranks.in_step("reading its slices", pieces())
+    ranks.run_lockstep("reading its slices", pieces())
     space = WeightSpace(masked_grid(observed, weights), weights, noise)
     if not space.num_train:
         cells = math.prod(slabs.shape)

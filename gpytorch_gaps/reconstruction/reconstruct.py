@@ -23,17 +23,17 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.communicator import Traffic, ranks_of, shares, size_of
+from gpytorch_gaps.distributed.communicator import Traffic, communicator_for, format_bytes, split_evenly
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.reconstruction.checkpoint import WeightCheckpoint
 from gpytorch_gaps.reconstruction.inputs import Problem
-from gpytorch_gaps.reconstruction.output import GrowingArray
+from gpytorch_gaps.reconstruction.output import ResumableNpy
 from gpytorch_gaps.reconstruction.read import read_slabs
 from gpytorch_gaps.reconstruction.same_basis import same_basis
 from gpytorch_gaps.reconstruction.weight_space import WeightSolution, WeightSolver, WeightSpace
-from gpytorch_gaps.reconstruction.weights import Weights, WeightsInParts, weights_for
+from gpytorch_gaps.reconstruction.weights import ShardedWeights, Weights, weights_for
 from gpytorch_gaps.reports import SolveReport, report_solve
 from gpytorch_gaps.utils.files import digest, refuse_directory
 from gpytorch_gaps.utils.precision import full_float32
@@ -77,7 +77,7 @@ class ReconstructionReport(SolveReport):
         grid = " x ".join(map(str, self.shape))
         shared = ""
         if self.num_processes > 1:
-            sent = size_of(self.bytes_per_iteration)
+            sent = format_bytes(self.bytes_per_iteration)
             shared = f"; {self.num_processes} processes, each of which sent {sent} an iteration ({self.traffic})"
         return (
             f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "
@@ -123,19 +123,19 @@ def reconstruct(
     Cost: some ten sweeps over the grid of ``4 M r`` FLOPs, r the rank of the longest axis, where gaps are scattered.
     A kernel that does not truncate keeps all its eigenvectors: weights then take the memory of the grid, several times.
     """
-    ranks = ranks_of(group, "reconstruct")
-    problem = ranks.together(
+    ranks = communicator_for(group, "reconstruct")
+    problem = ranks.run_on_all(
         "checking what it was given",
         lambda: Problem(values, axes, kernels, noise, mean, tolerance, max_iterations, memory, checkpoint, output),
     )
     if ranks.size > 1:
         problem.share(values, ranks)
     grid, slabs, target = problem.grid, problem.slabs, problem.output
-    with torch.no_grad(), full_float32(), settings.progress(progress if ranks.leads else False):
+    with torch.no_grad(), full_float32(), settings.progress(progress if ranks.is_main else False):
         started = time.perf_counter()
-        basis = same_basis(ranks.together("decomposing the kernels", problem.basis), ranks)
+        basis = same_basis(ranks.run_on_all("decomposing the kernels", problem.basis), ranks)
         setup = time.perf_counter() - started
-        rows = shares(grid.shape[0], ranks.size, slabs.chunk)
+        rows = split_evenly(grid.shape[0], ranks.size, slabs.chunk)
         weights = weights_for(basis, ranks, rows)
         slabs.rows = weights.own_rows
         space, rhs, norm = read_slabs(slabs, weights, problem.noise, problem.mean)
@@ -169,7 +169,7 @@ def reconstruct(
         if target is not None:
             result.write(target)
             if report.converged:
-                ranks.together("removing its checkpoint", state.remove)
+                ranks.run_on_all("removing its checkpoint", state.remove)
     return result
 
 
@@ -217,7 +217,7 @@ class Reconstruction:
         self.rows = (layout.own_rows.start, layout.own_rows.stop)
         self._grid, self._kernels, self._basis, self._ranks = grid, kernels, layout.basis, layout.ranks
         self._half: Tensor | None = None  # (Phi_1 w) at own slices
-        if isinstance(layout, WeightsInParts):
+        if isinstance(layout, ShardedWeights):
             self._half = layout.expand_first(self._basis.vectors[0], weights).flatten(1)
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ class Reconstruction:
         name = digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
         kind = "float32" if self.dtype == torch.float32 else "float64"
         (start, end), ranks = self.rows, self._ranks
-        file = GrowingArray(Path(path), tuple(self.shape), kind, name, slice(start, end), ranks)
+        file = ResumableNpy(Path(path), tuple(self.shape), kind, name, slice(start, end), ranks)
         step = max(1, 4 * _SLAB // math.prod(self.shape[1:]))
 
         def pieces() -> Iterator[None]:
@@ -299,8 +299,8 @@ class Reconstruction:
                     file.append(self.slab(file.rows, stop).cpu().numpy())
                     yield
 
-        with settings.progress(settings.progress.value() and ranks.leads):
-            ranks.in_step("writing its slices", pieces())
+        with settings.progress(settings.progress.value() and ranks.is_main):
+            ranks.run_lockstep("writing its slices", pieces())
         file.finish()
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.linalg.truncated import TruncatedEigen
 
 
-def same_basis(basis: TruncatedEigen, ranks: Ranks) -> TruncatedEigen:
+def same_basis(basis: TruncatedEigen, ranks: Communicator) -> TruncatedEigen:
     """The first rank's: eigenvectors of another machine may be of the other sign, or turned among themselves."""
     if ranks.size == 1:
         return basis

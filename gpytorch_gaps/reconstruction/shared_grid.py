@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid, blocks
 from gpytorch_gaps.linalg.products import kron_matmul
-from gpytorch_gaps.reconstruction.weights import Weights, WeightsInParts, WholeWeights
+from gpytorch_gaps.reconstruction.weights import ReplicatedWeights, ShardedWeights, Weights
 
 _BLOCK = 2**22  # numbers of the grid that are held at a time
 _SUM = "sums of weights"
@@ -18,13 +18,13 @@ def masked_grid(observed: Tensor, weights: Weights) -> "MaskedGrid | SharedGrid"
     own = MaskedGrid(observed)
     if weights.ranks.size == 1:
         return own
-    return GridInParts(own, weights) if isinstance(weights, WeightsInParts) else SharedGrid(own, weights)
+    return ShardedGrid(own, weights) if isinstance(weights, ShardedWeights) else SharedGrid(own, weights)
 
 
 class SharedGrid:
     """A :class:`MaskedGrid` by slices; every rank has all weights. Sent for a product: as many numbers as weights."""
 
-    def __init__(self, own: MaskedGrid, weights: WholeWeights | WeightsInParts) -> None:
+    def __init__(self, own: MaskedGrid, weights: ReplicatedWeights | ShardedWeights) -> None:
         self._own, self._rows, self.ranks = own, weights.own_rows, weights.ranks
         self.num_cells = math.prod(weights.basis.shape)
         self.device = own.device
@@ -43,10 +43,10 @@ class SharedGrid:
         return [first[self._rows], *others]
 
 
-class GridInParts(SharedGrid):
+class ShardedGrid(SharedGrid):
     """The same where every rank has some weights only. Sent for a product: ``m_1 r_2 .. r_d`` numbers, twice."""
 
-    def __init__(self, own: MaskedGrid, weights: WeightsInParts) -> None:
+    def __init__(self, own: MaskedGrid, weights: ShardedWeights) -> None:
         super().__init__(own, weights)
         self._weights = weights
 

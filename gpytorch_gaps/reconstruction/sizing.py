@@ -14,11 +14,11 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import shares, size_of
+from gpytorch_gaps.distributed.communicator import format_bytes, split_evenly
 from gpytorch_gaps.linalg.masked_grid import sweep_flops
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reconstruction.inputs import Problem
-from gpytorch_gaps.reconstruction.weights import are_in_parts
+from gpytorch_gaps.reconstruction.weights import are_sharded
 
 _SLAB_NUMBERS = 2**24  # read, or expanded to, at a time
 _BOXES = 14  # of weights in float64: eigenvalues, diagonals, the right-hand side, iterates, and what is made of them
@@ -59,8 +59,8 @@ class Plan:
         grid = " x ".join(map(str, self.shape))
         return (
             f"{grid} = {self.cells:.1e} cells on {self.processes} processes: {self.weights} weights, "
-            f"{'in parts' if self.in_parts else 'whole'}; each holds {size_of(self.memory)}, and for an iteration\n"
-            f"does {self.flops / 1e9:.3g} GFLOP and sends {size_of(self.sent)}"
+            f"{'in parts' if self.in_parts else 'whole'}; each holds {format_bytes(self.memory)}, and for an "
+            f"iteration\ndoes {self.flops / 1e9:.3g} GFLOP and sends {format_bytes(self.sent)}"
         )
 
 
@@ -75,8 +75,8 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     if processes < 1 or processes > sizes[0]:
         raise ValueError(f"processes: got {processes}, expected 1 to {sizes[0]}, the length of the first axis")
     cells, weights = math.prod(sizes), math.prod(kept)
-    in_parts = are_in_parts(sizes, kept, processes)
-    rows = max(part.stop - part.start for part in shares(sizes[0], processes))
+    in_parts = are_sharded(sizes, kept, processes)
+    rows = max(part.stop - part.start for part in split_evenly(sizes[0], processes))
     own_cells = cells // sizes[0] * rows
     half = rows * weights // kept[0]
     # kernel matrices, and two copies of the largest, are gone when the values are read

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import Ranks, shares
+from gpytorch_gaps.distributed.communicator import Communicator, split_evenly
 from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.linalg.selection import ravel
 from gpytorch_gaps.linalg.truncated import TruncatedEigen
@@ -22,14 +22,16 @@ _TRANSPOSE, _SCALAR = "transposes", "scalars"
 _FEW = 2**20  # weights that are no burden for anybody
 
 
-class WholeWeights:
+class ReplicatedWeights:
     """Every rank has all weights. One that is alone has them anyway.
 
     :param rows: all ranks' slices of the first axis.
     """
 
-    def __init__(self, basis: TruncatedEigen, ranks: Ranks | None = None, rows: Sequence[slice] | None = None) -> None:
-        self.basis, self.ranks = basis, ranks or Ranks()
+    def __init__(
+        self, basis: TruncatedEigen, ranks: Communicator | None = None, rows: Sequence[slice] | None = None
+    ) -> None:
+        self.basis, self.ranks = basis, ranks or Communicator()
         self.rows = rows or [slice(0, basis.shape[0])]
         self.products = basis.products
         self.size = basis.size
@@ -45,7 +47,7 @@ class WholeWeights:
 
     def number(self, own: Tensor) -> float:
         """A sum over weights, or over what follows from them."""
-        return self.ranks.number(float(own), own.device, _SCALAR)
+        return self.ranks.from_main(float(own), own.device, _SCALAR)
 
     def norm(self, weights: Tensor) -> float:
         return self.number(weights.norm())
@@ -64,14 +66,14 @@ class WholeWeights:
 
     # -- along the first axis ------------------------------------------------------------------------------------------
 
-    def projection(self) -> "WholeProjection":
-        return WholeProjection(self)
+    def projection(self) -> "ReplicatedProjection":
+        return ReplicatedProjection(self)
 
 
-class WholeProjection:
+class ReplicatedProjection:
     """``Phi_1'`` times rows that come one after the other, added up over all ranks."""
 
-    def __init__(self, weights: WholeWeights) -> None:
+    def __init__(self, weights: ReplicatedWeights) -> None:
         self._weights, self._first = weights, weights.basis.vectors[0]
         ranks = weights.basis.ranks
         self._sums = self._first.new_zeros(ranks[0], math.prod(ranks[1:]))
@@ -84,13 +86,13 @@ class WholeProjection:
         return sums.view(self._weights.basis.ranks)
 
 
-class WeightsInParts:
+class ShardedWeights:
     """Every rank has the weights of some columns of the longest axis but the first."""
 
-    def __init__(self, basis: TruncatedEigen, ranks: Ranks, rows: Sequence[slice]) -> None:
+    def __init__(self, basis: TruncatedEigen, ranks: Communicator, rows: Sequence[slice]) -> None:
         self.basis, self.ranks, self.rows = basis, ranks, rows
         self.axis = max(range(1, len(basis.ranks)), key=lambda axis: basis.ranks[axis])
-        self.columns = shares(basis.ranks[self.axis], ranks.size)
+        self.columns = split_evenly(basis.ranks[self.axis], ranks.size)
         own = list(basis.values)
         own[self.axis] = own[self.axis][self.own_columns]
         products = kron_diagonal(own).view([len(value) for value in own])
@@ -151,14 +153,14 @@ class WeightsInParts:
         shape[self.axis] = columns.stop - columns.start
         return shape
 
-    def projection(self) -> "ProjectionInParts":
-        return ProjectionInParts(self)
+    def projection(self) -> "ShardedProjection":
+        return ShardedProjection(self)
 
 
-class ProjectionInParts:
+class ShardedProjection:
     """The same where weights are in parts: rows are kept until all are there."""
 
-    def __init__(self, weights: WeightsInParts) -> None:
+    def __init__(self, weights: ShardedWeights) -> None:
         self._weights, self._first = weights, weights.basis.vectors[0]
         self._start = weights.own_rows.start
         shape = (weights.own_rows.stop - self._start, *weights.basis.ranks[1:])
@@ -172,15 +174,15 @@ class ProjectionInParts:
         return self._weights.project_first(self._first, self._half)
 
 
-Weights = WholeWeights | WeightsInParts
+Weights = ReplicatedWeights | ShardedWeights
 
 
-def weights_for(basis: TruncatedEigen, ranks: Ranks, rows: Sequence[slice]) -> Weights:
-    in_parts = are_in_parts(basis.shape, basis.ranks, ranks.size)
-    return WeightsInParts(basis, ranks, rows) if in_parts else WholeWeights(basis, ranks, rows)
+def weights_for(basis: TruncatedEigen, ranks: Communicator, rows: Sequence[slice]) -> Weights:
+    in_parts = are_sharded(basis.shape, basis.ranks, ranks.size)
+    return ShardedWeights(basis, ranks, rows) if in_parts else ReplicatedWeights(basis, ranks, rows)
 
 
-def are_in_parts(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bool:
+def are_sharded(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bool:
     """Where there are many, more than a process has cells."""
     cells, count = math.prod(shape), math.prod(ranks)
     return processes > 1 and len(shape) > 1 and count > _FEW and count >= cells / processes

@@ -14,7 +14,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.training.history import History
-from gpytorch_gaps.utils.files import digest, refuse_directory, save_whole
+from gpytorch_gaps.utils.files import atomic_save, digest, refuse_directory
 
 _CHECKPOINT_FORMAT = 2
 
@@ -29,7 +29,7 @@ class Checkpoint:
     def resume_or_start(self) -> None:
         """Of several processes the first one reads and writes; all go on from what it has read."""
         ranks = self.run.ranks
-        own = ranks.together("reading its checkpoint", lambda: self._read_or_start() if ranks.leads else None)
+        own = ranks.run_on_all("reading its checkpoint", lambda: self._read_or_start() if ranks.is_main else None)
         if own is not None and ranks.size > 1:
             own.pop("warm_start", None)  # each had columns of its own
         content = ranks.gather(own, "the checkpoint")[0]
@@ -47,12 +47,12 @@ class Checkpoint:
 
     def save(self) -> None:
         """Atomic: whoever is killed meanwhile leaves the file before or the file after."""
-        if not self.run.ranks.leads:
+        if not self.run.ranks.is_main:
             return
         state, history = self.run.now, copy.deepcopy(self.run.history)
         history._cut(state["step"])
         content = {"format": _CHECKPOINT_FORMAT, "problem": self.problem, "history": vars(history), **state}
-        save_whole(self.path, content)
+        atomic_save(self.path, content)
 
     def _read(self) -> dict[str, Any]:
         advice = "expected one written by fit; move it away to start afresh"

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from gpytorch_gaps.distributed.agreement import describe_module
 from gpytorch_gaps.distributed.columns import same_start
-from gpytorch_gaps.distributed.communicator import ranks_of
+from gpytorch_gaps.distributed.communicator import communicator_for
 from gpytorch_gaps.solvers.warm_start import WarmStart
 from gpytorch_gaps.training.checkpoint import Checkpoint, problem_of
 from gpytorch_gaps.training.history import FitError, History
@@ -78,14 +78,14 @@ def fit(
         started from those, and from the random state, of the first. Where log-determinants are exact there is nothing
         to share. The first one writes the checkpoint.
     """
-    ranks = ranks_of(group, "fit")
+    ranks = communicator_for(group, "fit")
 
     def prepared() -> Run:
         _check_numbers(steps, lr, checkpoint_every, patience, min_improvement)
         objective = _checked_mll(model, mll)
         return Run(model, objective, _make_optimizer(model, optimizer, lr), _make_memory(warm_start), ranks)
 
-    run = ranks.together("checking what it was given", prepared)
+    run = ranks.run_on_all("checking what it was given", prepared)
     if ranks.size > 1:
         arguments = {
             "steps": steps,
@@ -106,7 +106,7 @@ def fit(
             plateau.add(loss * run.history.num_observations)
     model.train()
     try:
-        hidden = not (progress and ranks.leads)
+        hidden = not (progress and ranks.is_main)
         with tqdm(total=int(steps), initial=len(run.history), desc="fit", disable=hidden) as bar:
             while not (stopped := _advance(run, plateau, int(steps))):
                 bar.set_postfix(run.latest(), refresh=False)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.columns import average_gradients, num_probes
-from gpytorch_gaps.distributed.communicator import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reports import SolveRecord, record_solves
@@ -37,7 +37,7 @@ class Run:
         mll: MarginalLogLikelihood,
         optimizer: Optimizer,
         memory: WarmStart | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE,
     ) -> None:
         self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
         self.ranks = ranks
@@ -131,7 +131,7 @@ class Run:
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 # the first rank's: what is decided by it, is decided alike
-                value = self.ranks.number(loss.item(), loss.device, "likelihoods")
+                value = self.ranks.from_main(loss.item(), loss.device, "likelihoods")
                 if not math.isfinite(value):
                     self._fail(f"the loss is {value}")
                 self.last_finite = self.now  # later evaluations of a step fall back to its first

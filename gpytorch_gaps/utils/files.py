@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Writes beside `path`, and takes its place once everything is on disk."""
     partial = path.with_name(path.name + ".tmp")
     try:
@@ -23,9 +23,9 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def save_whole(path: Path, content: dict[str, Any]) -> None:
+def atomic_save(path: Path, content: dict[str, Any]) -> None:
     """Tensors and plain Python data, to be read by ``torch.load(..., weights_only=True)``."""
-    write_whole(path, lambda stream: torch.save(content, stream))
+    atomic_write(path, lambda stream: torch.save(content, stream))
 
 
 def refuse_directory(name: str, path: Path) -> None:

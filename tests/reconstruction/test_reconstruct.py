@@ -24,7 +24,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import NotConvergedWarning, ReconstructionReport, SolveReport, record_solves
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid
 from gpytorch_gaps.reconstruction import inputs as reconstruct_inputs
-from gpytorch_gaps.reconstruction.output import GrowingArray
+from gpytorch_gaps.reconstruction.output import ResumableNpy
 from tests import _dense as dense
 from tests import _standin as standin
 
@@ -843,8 +843,8 @@ KILLED = """
     path, when = sys.argv[1:]
     here.module._SLAB = 40  # so that the file is written in ten slabs
     if when == "writing":
-        append = here.GrowingArray.append
-        here.GrowingArray.append = lambda file, slab: append(file, slab) if file.rows < 8 else kill()
+        append = here.ResumableNpy.append
+        here.ResumableNpy.append = lambda file, slab: append(file, slab) if file.rows < 8 else kill()
     else:
         watch = here.states.WeightCheckpoint.watch
         here.states._SAVE_EVERY = 0.0 if when == "solving" else 1e9
@@ -915,7 +915,7 @@ def assert_same_file(path, other):
 def stop_after(monkeypatch, slabs, error):
     """Writes of four slices at a time, and an error where the slab after so many would be written."""
     monkeypatch.setattr(module, "_SLAB", 40)
-    append, done = GrowingArray.append, []
+    append, done = ResumableNpy.append, []
 
     def stopping(file, slab):
         if len(done) == slabs:
@@ -923,7 +923,7 @@ def stop_after(monkeypatch, slabs, error):
         done.append(1)
         append(file, slab)
 
-    monkeypatch.setattr(GrowingArray, "append", stopping)
+    monkeypatch.setattr(ResumableNpy, "append", stopping)
 
 
 @pytest.mark.parametrize("slabs", [0, 3])
@@ -963,8 +963,8 @@ def test_an_interruption_while_solving_leaves_the_last_checkpoint(tmp_path, monk
 
 
 def test_a_checkpoint_is_written_now_and_then(tmp_path, monkeypatch):
-    saved, save = [], states.save_whole
-    monkeypatch.setattr(states, "save_whole", lambda path, content: saved.append(path) or save(path, content))
+    saved, save = [], states.atomic_save
+    monkeypatch.setattr(states, "atomic_save", lambda path, content: saved.append(path) or save(path, content))
     run_clustered(checkpoint=tmp_path / "state.pt")
     assert len(saved) == 1, "at the end; nothing takes ten seconds here"
     monkeypatch.setattr(states, "_SAVE_EVERY", 0.0)

@@ -9,7 +9,7 @@ import torch
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.reconstruction.weight_space import Descent, WeightSolver, WeightSpace
-from gpytorch_gaps.reconstruction.weights import WholeWeights
+from gpytorch_gaps.reconstruction.weights import ReplicatedWeights
 from tests import _dense as dense
 
 LOTS = 2.0**31
@@ -45,7 +45,7 @@ class Problem:
         return (self.phi[self.index].mT @ self.y).view(self.basis.ranks) * (self.basis.products > 0)
 
     def space(self):
-        return WeightSpace(MaskedGrid(self.mask), WholeWeights(self.basis), self.noise)
+        return WeightSpace(MaskedGrid(self.mask), ReplicatedWeights(self.basis), self.noise)
 
     def solver(self, **options):
         options = {
@@ -329,7 +329,7 @@ def test_a_block_set_up_in_a_discarded_pass_is_still_reported():
             return super().leading_block(rank)
 
     solver = case.solver(tolerance=1e-6)
-    solver.space = Unfaithful(MaskedGrid(case.mask), WholeWeights(case.basis), case.noise)
+    solver.space = Unfaithful(MaskedGrid(case.mask), ReplicatedWeights(case.basis), case.noise)
     found = solver.solve()
     assert found.converged
     assert len(solver.space.blocks) == 1, "one block is enough"
