@@ -12,7 +12,9 @@ from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.posterior.sampling import sample_posterior
 from gpytorch_gaps.posterior.scoring import Score, leave_out, score
 from gpytorch_gaps.reconstruction import sizing
-from gpytorch_gaps.reconstruction.reconstruct import Reconstruction, ReconstructionReport, reconstruct
+from gpytorch_gaps.reconstruction.reconstruct import reconstruct
+from gpytorch_gaps.reconstruction.report import ReconstructionReport
+from gpytorch_gaps.reconstruction.result import Reconstruction
 from gpytorch_gaps.reports import (
     ApproximateVarianceWarning,
     CalibrationWarning,

@@ -41,7 +41,7 @@ def leave(how, folder):
 
 def main(folder, what, how):
     torch.set_num_threads(1)
-    weight_checkpoint._SAVE_EVERY = 0.0
+    weight_checkpoint._SECONDS_BETWEEN_SAVES = 0.0
     with gaps.distributed.process_group(timeout=4.0 if how == "hangs" else 20.0) as group:
         ranks = Communicator(group)
         if what == "fit":

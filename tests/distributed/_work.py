@@ -14,7 +14,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
 import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
 from gpytorch_gaps.distributed.communicator import Communicator
-from gpytorch_gaps.reconstruction import weights
+from gpytorch_gaps.reconstruction import sharding
 
 
 def field(shape, gaps_as="random", dtype="float64", seed=0):
@@ -48,7 +48,7 @@ def axes_of(shape):
 
 def solve(group, shape, *, gaps_as="random", kind="RBF", lengthscale=0.3, noise=1e-2, dtype="float64", **options):
     """:param kind: "Matern" keeps all eigenvectors, and has weights in parts however few they are."""
-    with mock.patch.object(weights, "_FEW", 0 if kind == "Matern" else weights._FEW):
+    with mock.patch.object(sharding, "_MAX_REPLICATED_WEIGHTS", 0 if kind == "Matern" else 2**20):
         return gaps.reconstruct(
             field(shape, gaps_as, dtype),
             axes_of(shape),

@@ -8,8 +8,9 @@ import torch
 
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
-from gpytorch_gaps.reconstruction.weight_space import Descent, WeightSolver, WeightSpace
-from gpytorch_gaps.reconstruction.weights import ReplicatedWeights
+from gpytorch_gaps.reconstruction.sharding import ReplicatedWeights
+from gpytorch_gaps.reconstruction.weight_solver import Descent, WeightSolver
+from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 from tests import _dense as dense
 
 LOTS = 2.0**31
@@ -492,4 +493,4 @@ def test_a_block_is_set_up_where_iterations_would_run_out(monkeypatch):
     monkeypatch.setattr(WeightSpace, "block_flops", lambda self, rank: 1e18)
     for most, pays in ((100_000, False), (100, True)):
         solver = clustered().solver(tolerance=1e-8, max_iterations=most)
-        assert solver._block_pays(20, 20, 0.5, 1.0, torch.float32) is pays
+        assert solver._block_pays(20, most, 0.5, 1.0, torch.float32) is pays
