@@ -36,7 +36,8 @@ import gpytorch_gaps as gaps
 from benchmarks._fields import membrane
 from benchmarks._machine import machine_facts
 from benchmarks._results import GIB, anonymous_gib, markdown_table
-from gpytorch_gaps.distributed.communicator import Communicator, format_bytes
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.utils.progress import format_bytes
 
 THETA, NOISE = 0.1, 1e-6
 FULL = (128, 128, 96)

@@ -73,7 +73,7 @@ def _stop():
 def _work(jobs, answers):
     import torch
 
-    import gpytorch_gaps  # noqa: F401  # warns of what torch deprecates
+    from gpytorch_gaps import GappyGridKernel, distributed, fit, reconstruct  # noqa: F401  # torch warns of deprecations
 
     torch.set_num_threads(1)
     warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Several processes on one problem, on one machine or many, by ``torch.distributed``."""
+"""Several processes that share one problem, on one machine or many, through ``torch.distributed``."""
 
 from gpytorch_gaps.distributed.columns import average_gradients
 from gpytorch_gaps.distributed.communicator import Communicator, RankError, Traffic, own_slices

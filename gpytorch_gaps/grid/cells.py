@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.selection import ravel
+from gpytorch_gaps.utils.tensors import same_values
 
 _ROOM = 4  # a grid of their own may have so many times as many cells as there are points
 

@@ -9,15 +9,16 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.grid.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
+from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import one_member
-from gpytorch_gaps.operators.wide_covariance import wide_covariance
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
 from gpytorch_gaps.posterior.strategy import GappyGridPredictionStrategy
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 
 class GappyGridKernel(GridKernel):
@@ -158,7 +159,7 @@ class GappyGridKernel(GridKernel):
     def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
         """In float64, unless a kernel can only be evaluated in float32."""
         sides = zip(self.kernels, rows, cols, strict=True)
-        factors = [wide_covariance(kernel, row, col, **params) for kernel, row, col in sides]
+        factors = [covariance_in_float64(kernel, row, col, **params) for kernel, row, col in sides]
         narrow = any(factor.dtype == torch.float32 for factor in factors)
         return [factor.float() for factor in factors] if narrow else factors
 
@@ -171,8 +172,8 @@ class GappyGridKernel(GridKernel):
     def _entrywise(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         value: Any = 1.0
         for kernel, first, second in zip(self.kernels, self._split(x1), self._split(x2), strict=True):
-            value = value * wide_covariance(kernel, first, second, diag=diag, **params)
-        return rounded(value, x1.dtype)
+            value = value * covariance_in_float64(kernel, first, second, diag=diag, **params)
+        return cast_entries(value, x1.dtype)
 
     def _check(self, name: str, x: Tensor) -> None:
         if x.size(-1) != self.grid.num_columns:
@@ -227,7 +228,7 @@ def _check_codes(name: str, kernel: Kernel, points: Tensor, called: bool = True)
     """
     points = points.unsqueeze(-1) if points.dim() == 1 else points
     columns = kernel.active_dims if called else None
-    columns = getattr(kernel, "_columns", columns)  # see `lift`
+    columns = getattr(kernel, "_columns", columns)  # see `as_grid_kernels`
     if columns is not None:
         points = points[..., torch.as_tensor(columns, device=points.device).reshape(-1)]
     if isinstance(kernel, IndexKernel):

@@ -9,7 +9,7 @@ from gpytorch.kernels import Kernel, LinearKernel
 from torch import Tensor
 
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
-from gpytorch_gaps.operators.inspect import Host, pick
+from gpytorch_gaps.operators.inspect import GridKernelRef, select_columns
 
 
 class _One(Kernel):
@@ -28,7 +28,7 @@ class _OnColumns(Kernel):
         self.kernel, self._columns = kernel, list(columns)
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
-        first, second = pick(x1, self._columns), pick(x2, self._columns)
+        first, second = select_columns(x1, self._columns), select_columns(x2, self._columns)
         return Module.__call__(self.kernel, first, second, diag=diag, **params)
 
 
@@ -41,12 +41,12 @@ class _LinearPart(Kernel):
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         variance = self.kernel.variance  # shape: (*batch, 1, 1 or columns)
-        variance = variance if variance.size(-1) == 1 else pick(variance, self._of_kernel)
-        first, second = pick(x1, self._local) * variance, pick(x2, self._local)
+        variance = variance if variance.size(-1) == 1 else select_columns(variance, self._of_kernel)
+        first, second = select_columns(x1, self._local) * variance, select_columns(x2, self._local)
         return (first * second).sum(-1) if diag else first @ second.mT
 
 
-def lift(kernel: Kernel, columns: tuple[int, ...], host: Host) -> list[GappyGridKernel]:
+def as_grid_kernels(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[GappyGridKernel]:
     """A kernel on the columns of one axis as a grid kernel that is one on the others; none if it sees several axes."""
     spans = [host.columns[span] for span in host.kernel.grid.columns]
     touched = [axis for axis, own in enumerate(spans) if set(columns) & set(own)]
@@ -65,7 +65,7 @@ def lift(kernel: Kernel, columns: tuple[int, ...], host: Host) -> list[GappyGrid
     return parts
 
 
-def _with_ones(host: Host, axis: int, kernel: Kernel) -> GappyGridKernel:
+def _with_ones(host: GridKernelRef, axis: int, kernel: Kernel) -> GappyGridKernel:
     kernels: list[Kernel] = [_One() for _ in host.kernel.grid.axes]
     kernels[axis] = kernel
     lifted = GappyGridKernel(kernels, host.kernel.grid)

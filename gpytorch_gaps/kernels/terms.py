@@ -1,7 +1,8 @@
 """What a sum, a scale or a product of kernels is on a grid: a list of terms, each as structured as it can be.
 
 GPyTorch evaluates ``AdditiveKernel`` and ``ProductKernel`` without knowing grids: it multiplies test x train
-covariances densely. :func:`teach_sums_and_products` has them walked instead, by the distributive law:
+covariances densely. :func:`patch_composite_kernels` expands them into a sum of structured terms
+instead, by the distributive law:
 
     sums        their terms, side by side
     scales      their term, scaled
@@ -29,29 +30,28 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.grid.cartesian import same_values
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
-from gpytorch_gaps.kernels.lift import lift
+from gpytorch_gaps.kernels.lift import as_grid_kernels
 from gpytorch_gaps.operators import (
     KernelRowsOperator,
     KhatriRaoOperator,
     SelectedKroneckerOperator,
     SelectedKroneckerSumOperator,
 )
-from gpytorch_gaps.operators.base import same_cells
-from gpytorch_gaps.operators.inspect import Host, find_host, pick, restricted
-from gpytorch_gaps.operators.wide_covariance import wide_covariance
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
+from gpytorch_gaps.operators.inspect import GridKernelRef, find_grid_kernel, resolve_active_dims, select_columns
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 
 @full_float32()
 def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator | None:
     """What a sum or product with a grid kernel in it is; None if there is none. Its `active_dims` have been taken."""
     columns = tuple(range(x1.size(-1)))
-    host = find_host(kernel, columns)
+    host = find_grid_kernel(kernel, columns)
     if host is None:
         return None
-    terms = _Walk(host, x1, x2, params).terms(kernel, columns)
+    terms = _TermExpansion(host, x1, x2, params).terms(kernel, columns)
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
     terms = [term if term.batch_shape == batch else term.expand(*batch, *term.matrix_shape) for term in terms]
     if len(terms) == 1 and isinstance(terms[0], SelectedKroneckerOperator):
@@ -61,15 +61,16 @@ def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[s
     return terms[0] if len(terms) == 1 else SumLinearOperator(*terms)
 
 
-def teach_sums_and_products() -> None:
+def patch_composite_kernels() -> None:
     """Makes GPyTorch's ``AdditiveKernel`` and ``ProductKernel`` keep the structure of a grid kernel inside them.
 
-    Upstream they multiply test x train covariances densely, and do not hand down the prediction strategy of what is
-    inside them, as ``ScaleKernel`` does. Kernels without a grid kernel inside are not affected.
+    Upstream they multiply test x train covariances densely, and unlike ``ScaleKernel`` they do not delegate to the
+    prediction strategy of the kernels inside them. Kernels without a grid kernel inside are not affected. Called when
+    ``gpytorch_gaps.kernels`` is imported; a second call changes nothing.
     """
     for kind in (AdditiveKernel, ProductKernel):
-        kind.forward = _keeping_structure(kind.forward)
-        kind.prediction_strategy = _handed_down
+        kind.forward = _keeping_structure(getattr(kind.forward, "upstream", kind.forward))
+        kind.prediction_strategy = _delegate_strategy
 
 
 def _keeping_structure(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,10 +83,11 @@ def _keeping_structure(upstream: Callable[..., Any]) -> Callable[..., Any]:
                 return covariance
         return upstream(self, x1, x2, diag=diag, **params)
 
+    forward.upstream = upstream  # type: ignore[attr-defined]
     return forward
 
 
-def _handed_down(self: Kernel, *args: Any, **kwargs: Any) -> Any:
+def _delegate_strategy(self: Kernel, *args: Any, **kwargs: Any) -> Any:
     for kernel in self.modules():
         if isinstance(kernel, GappyGridKernel):
             return kernel.prediction_strategy(*args, **kwargs)
@@ -93,10 +95,10 @@ def _handed_down(self: Kernel, *args: Any, **kwargs: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _TermExpansion:
     """Through one kernel, for one pair of inputs."""
 
-    host: Host
+    host: GridKernelRef
     x1: Tensor
     x2: Tensor
     params: dict[str, Any]
@@ -104,17 +106,17 @@ class _Walk:
     def terms(self, kernel: Kernel, columns: tuple[int, ...], in_product: bool = False) -> list[LinearOperator]:
         """Of a kernel whose inputs are the given columns: its own `active_dims` have been taken."""
         if isinstance(kernel, GappyGridKernel):
-            host = Host(kernel, columns)
+            host = GridKernelRef(kernel, columns)
             return [_evaluate(kernel, host.points(self.x1), host.points(self.x2), self.params)]
         if isinstance(kernel, ScaleKernel):
             scale = kernel.outputscale[..., None, None]
             return [term.mul(scale) for term in self.terms(kernel.base_kernel, columns, in_product)]
         if isinstance(kernel, AdditiveKernel):
-            children = [(child, restricted(child, columns)) for child in kernel.kernels]
+            children = [(child, resolve_active_dims(child, columns)) for child in kernel.kernels]
             return [term for child, own in children for term in self.terms(child, own, in_product)]
         if isinstance(kernel, ProductKernel):
             first, *others = [
-                self.terms(child, restricted(child, columns), in_product=True) for child in kernel.kernels
+                self.terms(child, resolve_active_dims(child, columns), in_product=True) for child in kernel.kernels
             ]
             for other in others:
                 pairs = [(a, b) for a in first for b in other]
@@ -124,12 +126,12 @@ class _Walk:
             return first
         # a low-rank kernel by itself is cheapest as it is, but its product with a Kronecker one is only that if lifted
         is_linear = type(kernel) is LinearKernel
-        lifted = [] if is_linear and not in_product else lift(kernel, columns, self.host)
+        lifted = [] if is_linear and not in_product else as_grid_kernels(kernel, columns, self.host)
         if lifted:
             points = self.host.points(self.x1), self.host.points(self.x2)
             return [_evaluate(part, *points, self.params) for part in lifted]
         if is_linear or self._may_be_dense(kernel):
-            return [_evaluate(kernel, pick(self.x1, columns), pick(self.x2, columns), self.params)]
+            return [_evaluate(kernel, select_columns(self.x1, columns), select_columns(self.x2, columns), self.params)]
         return [self._by_rows(kernel, columns)]
 
     def _may_be_dense(self, kernel: Kernel) -> bool:
@@ -142,14 +144,16 @@ class _Walk:
         return True
 
     def _by_rows(self, kernel: Kernel, columns: tuple[int, ...]) -> KernelRowsOperator:
-        return KernelRowsOperator(pick(self.x1, columns), pick(self.x2, columns), kernel=kernel, params=self.params)
+        return KernelRowsOperator(
+            select_columns(self.x1, columns), select_columns(self.x2, columns), kernel=kernel, params=self.params
+        )
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator:
     """Without the kernel's `active_dims`, which have been taken. Dense float32 entries are rounded from float64."""
     covariance = to_linear_operator(Module.__call__(kernel, x1, x2, **params)).evaluate_kernel()
     if x1.dtype == torch.float32 and isinstance(covariance, DenseLinearOperator):
-        return to_linear_operator(rounded(wide_covariance(kernel, x1, x2, taken=True, **params), x1.dtype))
+        return to_linear_operator(cast_entries(covariance_in_float64(kernel, x1, x2, taken=True, **params), x1.dtype))
     return covariance
 
 
@@ -164,10 +168,10 @@ def _have_structure(a: LinearOperator, b: LinearOperator) -> bool:
     """Whether two covariances are of the same cells of the same grid, or of the same points with these."""
     if isinstance(a, SelectedKroneckerOperator) and isinstance(b, SelectedKroneckerOperator):
         alike = a.row_shape == b.row_shape and a.col_shape == b.col_shape
-        return alike and same_cells(a.row_index, b.row_index) and same_cells(a.col_index, b.col_index)
+        return alike and same_values(a.row_index, b.row_index) and same_values(a.col_index, b.col_index)
     if isinstance(a, KhatriRaoOperator) and isinstance(b, KhatriRaoOperator):
         alike = a.col_shape == b.col_shape and a.transposed == b.transposed
-        return alike and same_cells(a.col_index, b.col_index)
+        return alike and same_values(a.col_index, b.col_index)
     return False
 
 

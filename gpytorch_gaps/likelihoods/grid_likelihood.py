@@ -14,13 +14,14 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLi
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, first_equal_row, refuse_other_grid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.likelihoods.marginal_normal import MarginalNormal
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
 from gpytorch_gaps.operators.inspect import grid_covariance, grid_points, one_member, row_points
 from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.utils.tensors import first_equal_row, same_values
 
 
 class GappyGridLikelihood(GaussianLikelihood):

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.products import kron_diagonal, kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_diagonal, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import product_at, ravel
 from gpytorch_gaps.linalg.smooth_eigh import eigh_of_smooth
 from gpytorch_gaps.utils.threads import threads_for
@@ -50,7 +50,10 @@ class KroneckerEigen:
     def to(self, dtype: torch.dtype) -> "KroneckerEigen":
         if dtype == self.vectors[0].dtype:
             return self
-        vectors, values = tuple(narrowed(q, dtype) for q in self.vectors), tuple(t.to(dtype) for t in self.values)
+        vectors, values = (
+            tuple(cast_without_denormals(q, dtype) for q in self.vectors),
+            tuple(t.to(dtype) for t in self.values),
+        )
         return KroneckerEigen(vectors, values, self.negative)
 
     @cached_property
@@ -73,7 +76,7 @@ class KroneckerEigen:
         return float(kron_matmul_flops([(r, m) for m, r in shapes]) + kron_matmul_flops(shapes))
 
     @cached_property
-    def is_thin(self) -> bool:
+    def is_low_rank(self) -> bool:
         """Whether the roots are worth the way round: narrow, and of all of K, nothing of which is negative."""
         largest = math.prod(float(values.amax()) for values in self.values)
         if self.negative > ROUNDING * largest:
@@ -88,7 +91,7 @@ class KroneckerEigen:
 
     @cached_property
     def _narrow_roots(self) -> tuple[Tensor, ...]:
-        return tuple(narrowed(root, torch.float32) for root in self.roots)
+        return tuple(cast_without_denormals(root, torch.float32) for root in self.roots)
 
     def shifted_solve(self, noise: Tensor, x: Tensor) -> Tensor:
         """``(K + s2 I)^-1 x = Q (T + s2)^-1 Q' x`` in two Kronecker products. shape: (*batch, M, C)"""
@@ -96,9 +99,9 @@ class KroneckerEigen:
         return kron_matmul(self.vectors, kron_matmul(self.transposed, x) / spectrum)
 
 
-def if_thin(known: KroneckerEigen | None) -> KroneckerEigen | None:
+def factored_if_cheaper(known: KroneckerEigen | None) -> KroneckerEigen | None:
     """A decomposition by whose roots products are better taken, where one is known."""
-    return known if known is not None and known.is_thin else None
+    return known if known is not None and known.is_low_rank else None
 
 
 def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
@@ -116,7 +119,7 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
             with threads_for(9.0 * own.size(-1) ** 3):
                 smooth = eigh_of_smooth(own) if own.dim() == 2 else None
                 values, vectors = torch.linalg.eigh(own) if smooth is None else smooth
-                known[key] = values, same_sign(vectors)
+                known[key] = values, fix_signs(vectors)
         pairs.append(known[key])
     largest = [float(t.amax()) for t, _ in pairs]
     lowest = [max(0.0, -float(t.amin())) for t, _ in pairs]
@@ -125,7 +128,7 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
     return KroneckerEigen(tuple(q for _, q in pairs), tuple(t.clamp_min(0.0) for t, _ in pairs), negative)
 
 
-def same_sign(vectors: Tensor) -> Tensor:
+def fix_signs(vectors: Tensor) -> Tensor:
     """Each eigenvector, or its negative: the same on every machine, however many threads it has.
 
     What is drawn by way of eigenvectors depends on their signs, which LAPACK is free to choose. A fixed vector that is
@@ -170,7 +173,7 @@ def leading_products(values: Sequence[Tensor], count: int, largest: bool = True)
     return product_at(values, positions), positions
 
 
-def leading_untied(values: Sequence[Tensor], count: int, largest: bool = True) -> tuple[Tensor, Tensor]:
+def leading_products_stable(values: Sequence[Tensor], count: int, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The same, but for products that are as good as each other, whose order is not left to rounding.
 
     Axes that are alike have such products: (i, j) and (j, i). What is drawn by way of eigenvectors depends on which of

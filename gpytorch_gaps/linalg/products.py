@@ -82,7 +82,7 @@ def kron_diagonal(diagonals: Sequence[Tensor]) -> Tensor:
     return result  # shape: (*batch, M)
 
 
-def narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_without_denormals(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """A factor in another precision. Entries far below float32's rounding of the largest become zero.
 
     Short length-scales have many of these, and their products are denormal numbers, with which a CPU computes at a

@@ -54,17 +54,17 @@ def whitened_logdet(operator: Any) -> tuple[Tensor, LogdetReport]:
 
 def _gap_side_stochastic(operator: Any) -> tuple[Tensor, Tensor, int, int]:
     """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix: value, error, probes, iterations."""
-    system, factors, noise, memo = (
+    system, factors, noise, cache = (
         operator._system(),
         operator.factors,
         operator._noise_tensor(),
-        operator._linear_op.memo,
+        operator._linear_op.cache,
     )
     value = grid_logdet(system, factors, noise)
     if not len(system.gap_index):
         return value, torch.zeros((), device=operator.device), 0, 0
-    memo.get("eigen", factors, system.eigen)  # worked out already: not once more below
-    gaps = FillGapsOperator(*factors, noise=noise.to(factors[0].dtype), gap_index=system.gap_index, memo=memo)
+    cache.cached("eigen", factors, system.eigen)  # worked out already: not once more below
+    gaps = FillGapsOperator(*factors, noise=noise.to(factors[0].dtype), gap_index=system.gap_index, cache=cache)
     share, estimates, iterations = Share(settings.group.value(), num_probes()), None, 0
     with estimating():
         if share.draws:

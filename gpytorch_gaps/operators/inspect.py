@@ -9,17 +9,17 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, SumLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import same_values
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
-from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.cache import TensorCache
+from gpytorch_gaps.utils.tensors import same_values
 
-_memo = Memo(size=64)  # columns that kernels are restricted to, as numbers
+_active_dims = TensorCache(size=64)  # active_dims as lists of numbers
 
 
 @dataclass(frozen=True)
-class Host:
+class GridKernelRef:
     """A grid kernel found among others, and the input columns that it sees, in its order."""
 
     kernel: GridKernel
@@ -27,36 +27,36 @@ class Host:
 
     def points(self, x: Tensor) -> Tensor:
         """The columns of x that are the grid's."""
-        return pick(x, self.columns)
+        return select_columns(x, self.columns)
 
 
-def pick(x: Tensor, columns: Sequence[int]) -> Tensor:
+def select_columns(x: Tensor, columns: Sequence[int]) -> Tensor:
     """Some columns of x, without an index that would have to be copied to its device."""
     if tuple(columns) == tuple(range(x.size(-1))):
         return x
     return torch.stack([x[..., column] for column in columns], -1)
 
 
-def find_host(kernel: Kernel, columns: tuple[int, ...]) -> Host | None:
+def find_grid_kernel(kernel: Kernel, columns: tuple[int, ...]) -> GridKernelRef | None:
     """The first grid kernel inside `kernel`, whose inputs are the given columns of the original ones."""
-    return next(hosts_in(kernel, columns), None)
+    return next(iter_grid_kernels(kernel, columns), None)
 
 
-def hosts_in(kernel: Kernel, columns: tuple[int, ...]) -> Iterator[Host]:
+def iter_grid_kernels(kernel: Kernel, columns: tuple[int, ...]) -> Iterator[GridKernelRef]:
     if isinstance(kernel, GridKernel):
-        yield Host(kernel, columns)
+        yield GridKernelRef(kernel, columns)
     elif isinstance(kernel, ScaleKernel):
-        yield from hosts_in(kernel.base_kernel, columns)
+        yield from iter_grid_kernels(kernel.base_kernel, columns)
     elif isinstance(kernel, AdditiveKernel | ProductKernel):
         for child in kernel.kernels:
-            yield from hosts_in(child, restricted(child, columns))
+            yield from iter_grid_kernels(child, resolve_active_dims(child, columns))
 
 
-def restricted(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
+def resolve_active_dims(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
     """The columns that a kernel called on `columns` picks."""
     if kernel.active_dims is None:
         return columns
-    active = _memo.get("active", (kernel.active_dims,), kernel.active_dims.tolist)
+    active = _active_dims.cached("active", (kernel.active_dims,), kernel.active_dims.tolist)
     return tuple(columns[i] for i in active)
 
 
@@ -77,13 +77,13 @@ def grid_points(covariance: LinearOperator) -> tuple[GridKernel, Tensor] | None:
         return next(filter(None, map(grid_points, covariance.linear_ops)), None)
     if not isinstance(covariance, LazyEvaluatedKernelTensor):
         return None
-    host = find_host(covariance.kernel, tuple(range(covariance.x1.size(-1))))
+    host = find_grid_kernel(covariance.kernel, tuple(range(covariance.x1.size(-1))))
     return None if host is None else (host.kernel, host.points(covariance.x1))
 
 
 def on_one_grid(covariance: LinearOperator) -> bool:
     """Whether all grid kernels of a lazily evaluated covariance agree on what a cell is: same columns, same axes."""
-    first, *others = _hosts_of(covariance)
+    first, *others = _iter_lazy_grid_kernels(covariance)
     return all(
         host.columns == first.columns and all(map(same_values, host.kernel.grid.axes, first.kernel.grid.axes))
         for host in others
@@ -91,12 +91,12 @@ def on_one_grid(covariance: LinearOperator) -> bool:
     )
 
 
-def _hosts_of(covariance: LinearOperator) -> Iterator[Host]:
+def _iter_lazy_grid_kernels(covariance: LinearOperator) -> Iterator[GridKernelRef]:
     if isinstance(covariance, SumLinearOperator):
         for part in covariance.linear_ops:
-            yield from _hosts_of(part)
+            yield from _iter_lazy_grid_kernels(part)
     elif isinstance(covariance, LazyEvaluatedKernelTensor):
-        yield from hosts_in(covariance.kernel, tuple(range(covariance.x1.size(-1))))
+        yield from iter_grid_kernels(covariance.kernel, tuple(range(covariance.x1.size(-1))))
 
 
 def row_points(covariance: LinearOperator) -> Tensor | None:

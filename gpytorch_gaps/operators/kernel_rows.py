@@ -10,8 +10,8 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators.wide_covariance import wide_covariance
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
 
 
 class KernelRowsOperator(LinearOperator):
@@ -65,7 +65,7 @@ class KernelRowsOperator(LinearOperator):
         """As structured as a grid makes it, else dense: in float32, the entries of float64, rounded."""
         if hasattr(self.kernel, "grid") or x.dtype != torch.float32:
             return Module.__call__(self.kernel, x, self.x2, **self.params)
-        return rounded(wide_covariance(self.kernel, x, self.x2, taken=True, **self.params), x.dtype)
+        return cast_entries(covariance_in_float64(self.kernel, x, self.x2, taken=True, **self.params), x.dtype)
 
     @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:

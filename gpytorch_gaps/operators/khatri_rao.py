@@ -11,7 +11,7 @@ from torch import Tensor
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells, unravel
 from gpytorch_gaps.operators.base import KroneckerFactorsOperator, check_factors, check_index
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
 
 
 class KhatriRaoOperator(KroneckerFactorsOperator):
@@ -80,7 +80,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
             self._expanded().factors, unravel(self.col_index[cells], self.col_shape), strict=True
         ):
             value = value * factor[(*batch_indices, points, column)]
-        return rounded(value, self.dtype)
+        return cast_entries(value, self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """Some of the points against some of the cells are of the same kind."""
@@ -102,4 +102,4 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         value: Any = 1.0
         for factor, column in zip(self.factors, unravel(self.col_index, self.col_shape), strict=True):
             value = value * factor[..., column]
-        return rounded(value.mT if self.transposed else value, self.dtype).expand(self.shape)
+        return cast_entries(value.mT if self.transposed else value, self.dtype).expand(self.shape)

@@ -78,7 +78,9 @@ class PenalizedGapsOperator(KroneckerFactorsOperator):
         return super()._getitem(row_index, col_index, *batch_indices)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        return krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape).as_upstream()
+        return krylov_solve(
+            self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape
+        ).as_upstream()
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         """As (P^-1, P, log|P|), at the sizes where upstream preconditions: its matrix roots are rotated by P."""

@@ -20,7 +20,6 @@ from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
 from gpytorch_gaps.operators._solve import solve_in_force
-from gpytorch_gaps.operators.base import same_cells
 from gpytorch_gaps.operators.low_rank import low_rank_operator
 from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -38,6 +37,7 @@ from gpytorch_gaps.solvers.planning.plans import (
     low_rank_form_flops,
 )
 from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.utils.tensors import same_values
 
 _LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
 
@@ -69,7 +69,7 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             )
         if isinstance(noise, SelectedKroneckerDiagOperator) and noise.shape_of_grid != kernel.row_shape:
             raise ValueError(f"axis_noise: got axes of {noise.shape_of_grid} levels, expected {kernel.row_shape}")
-        if isinstance(noise, SelectedKroneckerDiagOperator) and not same_cells(noise.index, kernel.row_index):
+        if isinstance(noise, SelectedKroneckerDiagOperator) and not same_values(noise.index, kernel.row_index):
             raise ValueError("index: the noise is on other cells than the kernel; expected the same")
 
     # -- staying what it is ------------------------------------------------------------------------------------------
@@ -105,13 +105,13 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
         index, diag = self.train_index, self._diag_tensor
         if isinstance(diag, SelectedKroneckerDiagOperator):
             tensors = (*self.factors, index, *diag.axis_noise)
-            return self._linear_op.memo.get(
+            return self._linear_op.cache.cached(
                 "product",
                 tensors,
                 lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
         noise = self._noise_tensor()
-        return self._linear_op.memo.get(
+        return self._linear_op.cache.cached(
             "system",
             (*self.factors, index, noise),
             lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen(), dtype=self.dtype),

@@ -23,7 +23,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.autograd.dense_logdet import dense_logdet
 from gpytorch_gaps.operators._sum_solve import solve_sum
-from gpytorch_gaps.operators.base import as_diagonal, same_cells
+from gpytorch_gaps.operators.base import as_diagonal
 from gpytorch_gaps.operators.low_rank import low_rank_operator
 from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, asked_rank
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -34,8 +34,9 @@ from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.planning.plans import planned_columns
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.solvers.sum_system import SumPlan, SumSystem
-from gpytorch_gaps.utils.cache import Memo
-from gpytorch_gaps.utils.precision import full_float32, wide_entries
+from gpytorch_gaps.utils.cache import TensorCache
+from gpytorch_gaps.utils.precision import float64_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 _OTHER_RANK = 100  # how far a term without structure is followed by the preconditioner, by pivoted Cholesky
 
@@ -44,13 +45,13 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
     """A sum of covariances of the same points: Kronecker products, low-rank ones, and others, which are dense.
 
     :param linear_ops: square, of the same size.
-    :param memo: what solves with this operator remember.
+    :param cache: what solves with this operator remember.
     """
 
-    def __init__(self, *linear_ops: LinearOperator, memo: Memo | None = None) -> None:
+    def __init__(self, *linear_ops: LinearOperator, cache: TensorCache | None = None) -> None:
         flat = [part for op in linear_ops for part in (op.linear_ops if type(op) is SumLinearOperator else (op,))]
-        self.memo = memo or Memo()
-        super().__init__(*flat, memo=self.memo)
+        self.cache = cache or TensorCache()
+        super().__init__(*flat, cache=self.cache)
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, ZeroLinearOperator):
@@ -78,7 +79,7 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         """The Kronecker products on the same grid as the first of them."""
         terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
         return [
-            op for op in terms if op.row_shape == terms[0].row_shape and same_cells(op.row_index, terms[0].row_index)
+            op for op in terms if op.row_shape == terms[0].row_shape and same_values(op.row_index, terms[0].row_index)
         ]
 
     def root(self) -> Tensor | None:
@@ -98,10 +99,10 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
         def compute() -> Tensor:
             # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
-            root = _wide(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
+            root = _as_float64(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
             return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
 
-        return self.memo.get(("root", number), op.representation(), compute).to(self.dtype)
+        return self.cache.cached(("root", number), op.representation(), compute).to(self.dtype)
 
 
 class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
@@ -145,18 +146,20 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
     def _system(self) -> SumSystem:
         """The detached system, with what was worked out for it so far."""
         kernel: SelectedKroneckerSumOperator = self._linear_op
-        return kernel.memo.get("system", (*kernel.representation(), *self._diag_tensor.representation()), self._build)
+        return kernel.cache.cached(
+            "system", (*kernel.representation(), *self._diag_tensor.representation()), self._build
+        )
 
     def _build(self) -> SumSystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
         terms, root, rows = kernel.kronecker_terms(), kernel.root(), self.size(-1)
         others = [op for op in kernel.linear_ops if not any(op is term for term in terms)]
         narrow = [op.root.size(-1) if isinstance(op, RootLinearOperator) else rows / 2 for op in others]
-        wide = [_wide(op) for op in others]
+        wide = [_as_float64(op) for op in others]
         index = terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device)
         return SumSystem(
             (lambda x: sum(op._matmul(x) for op in wide)) if wide else None,
-            lambda: sum(_wide(op).to_dense() for op in (*kernel.linear_ops, self._diag_tensor)),
+            lambda: sum(_as_float64(op).to_dense() for op in (*kernel.linear_ops, self._diag_tensor)),
             [KroneckerTerm(op.factors, op.shared_eigen()) for op in terms],
             index,
             None if root is None else root.detach().double(),
@@ -274,16 +277,16 @@ class SelectedKroneckerSumAddedDiagOperator(OwnAddedDiagOperator):
 
     @full_float32()
     def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
-        with wide_entries():
+        with float64_entries():
             terms = [to_dense(op).double() for op in self._linear_op.linear_ops]
         matrix = torch.stack(terms).sum(0) + torch.diag_embed(self._noise_diagonal().double())
         value = dense_logdet(matrix, self._system().cholesky).to(self.dtype)
         return value, LogdetReport("exact", value.detach(), torch.zeros((), device=self.device), 0, 0, "data side")
 
 
-def _wide(op: LinearOperator) -> LinearOperator:
+def _as_float64(op: LinearOperator) -> LinearOperator:
     """In float64 and detached."""
     if isinstance(op, SelectedKroneckerOperator):
-        return op._wide()
+        return op._as_float64()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
     return op.representation_tree()(*tensors)

@@ -11,10 +11,11 @@ from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, MaternKernel, 
 from linear_operator import to_dense
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
-from gpytorch_gaps.kernels.lift import lift
-from gpytorch_gaps.operators.inspect import Host, find_host, restricted
+from gpytorch_gaps.kernels.lift import as_grid_kernels
+from gpytorch_gaps.operators.inspect import GridKernelRef, find_grid_kernel, resolve_active_dims
+from gpytorch_gaps.utils.tensors import same_values
 
 _NU = {0.5: "1/2", 1.5: "3/2", 2.5: "5/2"}
 _STATIONARY = 1e-3  # covariances that differ by less from place to place, relatively; float32 must pass
@@ -100,8 +101,8 @@ def learned(model: torch.nn.Module) -> Learned:
         first = next(module for module in root.modules() if isinstance(module, GappyGridKernel))
         grid = first.grid if grid is None else grid
         width = inputs[0].size(-1) if inputs else _columns_needed(root, first)
-        columns = restricted(root, tuple(range(width)))
-        host = find_host(root, columns) or Host(first, columns)
+        columns = resolve_active_dims(root, tuple(range(width)))
+        host = find_grid_kernel(root, columns) or GridKernelRef(first, columns)
         for term in _terms(root, columns, host):
             if any(not same_values(a, b) for a, b in zip(term.grid.axes, grid.axes, strict=True)):
                 raise ValueError(f"model: got terms on the grids {grid} and {term.grid}; expected one grid")
@@ -134,23 +135,23 @@ class _Term:
     parts: list[list[Kernel]]  # of each axis
 
 
-def _terms(kernel: Kernel, columns: tuple[int, ...], host: Host) -> list[_Term]:
+def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
     """By the distributive law, as in `kernels.terms`; scales do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
         return [_Term(kernel.grid, [[own] for own in kernel.kernels])]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):
         return _terms(kernel.base_kernel, columns, host)
     if isinstance(kernel, AdditiveKernel):
-        return [term for child in kernel.kernels for term in _terms(child, restricted(child, columns), host)]
+        return [term for child in kernel.kernels for term in _terms(child, resolve_active_dims(child, columns), host)]
     if isinstance(kernel, ProductKernel):
-        first, *others = [_terms(child, restricted(child, columns), host) for child in kernel.kernels]
+        first, *others = [_terms(child, resolve_active_dims(child, columns), host) for child in kernel.kernels]
         for other in others:
             first = [
                 _Term(a.grid, [p + q for p, q in zip(a.parts, b.parts, strict=True)]) for a in first for b in other
             ]
         return first
     inside = [module for module in kernel.modules() if isinstance(module, GappyGridKernel)]
-    found = inside or lift(kernel, columns, host)
+    found = inside or as_grid_kernels(kernel, columns, host)
     return [term for grid_kernel in found for term in _terms(grid_kernel, columns, host)]
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpytorch_gaps.distributed.communicator import Traffic, format_bytes
+from gpytorch_gaps.distributed.communicator import Traffic
 from gpytorch_gaps.reports import SolveReport, report_solve
+from gpytorch_gaps.utils.progress import format_bytes
 
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
 

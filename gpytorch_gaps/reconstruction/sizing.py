@@ -15,11 +15,12 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import format_bytes, split_evenly
+from gpytorch_gaps.distributed.communicator import split_evenly
 from gpytorch_gaps.linalg.masked_grid import sweep_flops
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reconstruction.inputs import Problem
 from gpytorch_gaps.reconstruction.sharding import is_sharded
+from gpytorch_gaps.utils.progress import format_bytes
 
 _SLAB_NUMBERS = 2**24  # read, or expanded to, at a time
 _BOXES = 14  # boxes of weights in float64: eigenvalues, diagonals, the right-hand side, iterates and temporaries

@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_untied
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.eigen import (
+    KroneckerEigen,
+    factored_if_cheaper,
+    kron_eigh,
+    largest_left_out,
+    leading_products_stable,
+)
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import product_at, unravel
 
 
@@ -37,28 +43,28 @@ class KroneckerTerm:
 
     @property
     def product_flops(self) -> float:
-        thin = if_thin(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self._shared.get("eigen"))
         return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
-        thin = if_thin(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self._shared.get("eigen"))
         if thin is not None:
             return thin.matmul(grid)
         if grid.dtype == torch.float64:
             return kron_matmul(self.factors, grid)
         if self._narrow is None:
-            self._narrow = [narrowed(factor, grid.dtype) for factor in self.factors]
+            self._narrow = [cast_without_denormals(factor, grid.dtype) for factor in self.factors]
         return kron_matmul(self._narrow, grid)
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
-        values, positions = leading_untied(self.eigen.values, count)
+        values, positions = leading_products_stable(self.eigen.values, count)
         return values.reshape(-1, values.size(-1)).amax(0), positions
 
     def left_out(self, rank: int) -> float:
         """The largest eigenvalue that is not among the leading ones, over a batch."""
-        _, positions = leading_untied(self.eigen.values, rank)
+        _, positions = leading_products_stable(self.eigen.values, rank)
         return largest_left_out(self.eigen.values, positions)
 
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ from torch import Tensor
 from gpytorch_gaps.linalg.eigen import (
     ROUNDING,
     KroneckerEigen,
-    if_thin,
+    factored_if_cheaper,
     kron_eigh,
     largest_left_out,
     leading_products,
 )
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
@@ -141,14 +141,14 @@ class GapSystem:
     @property
     def product_flops(self) -> float:
         """FLOPs of one product with K and one column, as :meth:`kernel_matmul` takes it."""
-        thin = if_thin(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self._shared.get("eigen"))
         return self.rotation_flops if thin is None else thin.root_flops
 
     # -- products ----------------------------------------------------------------------------------------------------
 
     def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
         if dtype not in self._factors:
-            self._factors[dtype] = tuple(narrowed(f, dtype) for f in self._factors[torch.float64])
+            self._factors[dtype] = tuple(cast_without_denormals(f, dtype) for f in self._factors[torch.float64])
         return self._factors[dtype]
 
     @property
@@ -215,7 +215,7 @@ class GapSystem:
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""
         grid = spread_cells(x, columns, self.num_cells)
-        thin = if_thin(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self._shared.get("eigen"))
         image = kron_matmul(self.factors(x.dtype), grid) if thin is None else self.eigen(x.dtype).matmul(grid)
         return select_cells(image, rows)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gpytorch_gaps.distributed.columns import Share
 from gpytorch_gaps.solvers.signs import random_signs
+from gpytorch_gaps.utils.tensors import same_values
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
 REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
@@ -69,7 +70,7 @@ class Loan:
     parts: tuple[Tensor, ...]  # factors and noise
 
     def serves(self, settings: Hashable, cells: Tensor, parts: Sequence[Tensor]) -> bool:
-        if settings != self.settings or len(parts) != len(self.parts) or not _same(cells, self.cells):
+        if settings != self.settings or len(parts) != len(self.parts) or not same_values(cells, self.cells):
             return False
         if any(a.shape != b.shape for a, b in zip(parts, self.parts, strict=True)):
             return False
@@ -182,7 +183,7 @@ class WarmStart:
 
     def _trail(self, cells: Tensor) -> Trail | None:
         trail = self._trails.get(len(cells))
-        return trail if trail is not None and _same(trail.cells, cells) else None
+        return trail if trail is not None and same_values(trail.cells, cells) else None
 
     def keep(self, trail: Trail) -> None:
         self._trails[len(trail.cells)] = trail
@@ -227,9 +228,3 @@ def unbiased_tolerances(rhs: Tensor, noise: Tensor) -> tuple[float, float]:
     scale = float(noise.detach().double().min()) ** 0.5
     data = BIAS * scale / (2.0**0.5 * size) if size > 0 else 1.0
     return min(data, LOOSEST_SETTLED), min(BIAS * (2.0 / rows) ** 0.5, LOOSEST_SETTLED)
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    if first.device != second.device or first.shape != second.shape:
-        return False
-    return first.data_ptr() == second.data_ptr() or torch.equal(first, second)

@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gpytorch_gaps.distributed.communicator import format_bytes
 from gpytorch_gaps.reports import SolveRecord
+from gpytorch_gaps.utils.progress import format_bytes
 
 
 @dataclass

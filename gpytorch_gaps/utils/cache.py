@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 
 
-class Memo:
+class TensorCache:
     """A few most recently used entries. Copies and pickles of it start empty."""
 
     def __init__(self, size: int = 6) -> None:
         self._size = size
         self._entries: OrderedDict[Hashable, tuple[Any, tuple[Tensor, ...]]] = OrderedDict()
 
-    def get(self, name: Hashable, tensors: Sequence[Tensor], compute: Callable[[], Any]) -> Any:
+    def cached(self, name: Hashable, tensors: Sequence[Tensor], compute: Callable[[], Any]) -> Any:
         """``compute()``, or what it gave the last time for the same name and tensors."""
         if any(tensor.is_inference() for tensor in tensors):
             return compute()  # inference tensors have no version: a change in place would go unnoticed
@@ -34,8 +34,8 @@ class Memo:
             self._entries.popitem(last=False)
         return value
 
-    def __reduce__(self) -> tuple[type["Memo"], tuple[int]]:
-        return Memo, (self._size,)
+    def __reduce__(self) -> tuple[type["TensorCache"], tuple[int]]:
+        return TensorCache, (self._size,)
 
 
 def _identity(tensor: Tensor) -> Hashable:

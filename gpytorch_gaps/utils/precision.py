@@ -61,22 +61,22 @@ def is_full() -> bool:
         return all(backend.fp32_precision in ("ieee", "none") for backend in _backends())
 
 
-_wide_entries: ContextVar[bool] = ContextVar("wide_entries", default=False)
+_float64_entries: ContextVar[bool] = ContextVar("float64_entries", default=False)
 
 
 @contextmanager
-def wide_entries() -> Iterator[None]:
+def float64_entries() -> Iterator[None]:
     """Inside, entries of kernels that are known in float64 are given in float64, whatever the model's precision."""
-    token = _wide_entries.set(True)
+    token = _float64_entries.set(True)
     try:
         yield
     finally:
-        _wide_entries.reset(token)
+        _float64_entries.reset(token)
 
 
-def rounded(entries: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_entries(entries: Tensor, dtype: torch.dtype) -> Tensor:
     """Entries of a kernel in the precision of its model, unless they are wanted as they are."""
-    return entries if _wide_entries.get() else entries.to(dtype)
+    return entries if _float64_entries.get() else entries.to(dtype)
 
 
 def _set_full() -> Callable[[], None] | None:

@@ -54,3 +54,16 @@ class LateBar:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes in a unit that suits its size.
+
+    >>> format_bytes(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpytorch_gaps import distributed
-from gpytorch_gaps.distributed.communicator import Communicator, Traffic, format_bytes, split_evenly
+from gpytorch_gaps.distributed.communicator import Communicator, Traffic, split_evenly
+from gpytorch_gaps.utils.progress import format_bytes
 from tests._ranks import run_ranks
 from tests.distributed import _work as work
 

@@ -23,14 +23,14 @@ from linear_operator.utils.warnings import NumericalWarning
 import gpytorch_gaps as gaps
 from gpytorch_gaps import NotConvergedWarning, ReconstructionReport, SolveReport, record_solves
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid
+from gpytorch_gaps.reconstruction import checkpoint as states
 from gpytorch_gaps.reconstruction import inputs as reconstruct_inputs
+from gpytorch_gaps.reconstruction import result as module
 from gpytorch_gaps.reconstruction.output import ResumableNpy
 from gpytorch_gaps.utils.checkpoint import CheckpointFile
 from tests import _dense as dense
 from tests import _standin as standin
 
-module = sys.modules["gpytorch_gaps.reconstruction.result"]
-states = sys.modules["gpytorch_gaps.reconstruction.checkpoint"]
 NAN = float("nan")
 NOISE = 0.01
 

@@ -5,7 +5,7 @@ kernel's exponential, lose further digits on the way. Here parameters, buffers a
 gradients flow back into the float32 parameters.
 
 >>> from gpytorch.kernels import RBFKernel
->>> wide_covariance(RBFKernel(), torch.zeros(2, 1), torch.ones(2, 1)).dtype
+>>> covariance_in_float64(RBFKernel(), torch.zeros(2, 1), torch.ones(2, 1)).dtype
 torch.float64
 """
 
@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 _lock = threading.RLock()  # a module's own parameters are replaced while it is evaluated
 
 
-def wide_covariance(
+def covariance_in_float64(
     kernel: Kernel, x1: Tensor, x2: Tensor, *, diag: bool = False, taken: bool = False, **params: Any
 ) -> Tensor:
     """``k(x1, x2)``, dense: in float64 for float32 inputs, else in their own precision.
