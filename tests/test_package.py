@@ -95,7 +95,7 @@ def test_sums_and_products_of_kernels_are_patched_once():
     code = """if True:
         from gpytorch.kernels import AdditiveKernel
         upstream = AdditiveKernel.forward
-        from gpytorch_gaps.kernels.terms import patch_composite_kernels
+        from gpytorch_gaps.kernels.composite import patch_composite_kernels
         assert AdditiveKernel.forward.upstream is upstream
         patch_composite_kernels()
         assert AdditiveKernel.forward.upstream is upstream

@@ -1,8 +1,8 @@
-"""Kernels of float32 models, evaluated in float64: their axes are short, and their rounding is amplified by k / s2.
+"""Evaluates the kernels of float32 models in float64.
 
-A float32 kernel rounds more than its result: distances of coordinates near 2,000, or the argument of a periodic
-kernel's exponential, lose further digits on the way. Here parameters, buffers and coordinates are cast, not the model;
-gradients flow back into the float32 parameters.
+Solves amplify the rounding of a kernel by k / s2. In float32, not only the result is rounded: distances of coordinates
+near 2,000, or the argument of a periodic kernel's exponential, lose further digits. Axes are short, so float64 is cheap
+here. Parameters, buffers and coordinates are cast for the evaluation only; gradients flow to the float32 parameters.
 
 >>> from gpytorch.kernels import RBFKernel
 >>> covariance_in_float64(RBFKernel(), torch.zeros(2, 1), torch.ones(2, 1)).dtype
@@ -21,19 +21,19 @@ from linear_operator import to_dense
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-_lock = threading.RLock()  # a module's own parameters are replaced while it is evaluated
+_lock = threading.RLock()  # parameters are replaced while a module is evaluated
 
 
 def covariance_in_float64(
-    kernel: Kernel, x1: Tensor, x2: Tensor, *, diag: bool = False, taken: bool = False, **params: Any
+    kernel: Kernel, x1: Tensor, x2: Tensor, *, diag: bool = False, columns_selected: bool = False, **params: Any
 ) -> Tensor:
     """``k(x1, x2)``, dense: in float64 for float32 inputs, else in their own precision.
 
-    A kernel that cannot be evaluated in float64, since it makes float32 tensors of its own, is evaluated as it is.
+    A kernel that cannot be evaluated in float64, because it creates float32 tensors itself, is evaluated in float32.
 
-    :param taken: whether the kernel's `active_dims` have been taken already.
+    :param columns_selected: whether the kernel's `active_dims` have already been applied to x1 and x2.
     """
-    module = _Evaluation(kernel, taken)
+    module = _Evaluation(kernel, columns_selected)
     if x1.dtype != torch.float32:
         return module(x1, x2, diag=diag, **params)
     try:
@@ -41,18 +41,18 @@ def covariance_in_float64(
             return module(x1.double(), x2.double(), diag=diag, **params)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # of mixed precisions; anything else is raised again
+    except RuntimeError:  # mixed precisions; any other error is raised again below
         return module(x1, x2, diag=diag, **params)
 
 
 @contextmanager
 def _in_float64(module: torch.nn.Module) -> Iterator[None]:
-    """Float32 parameters and buffers are their float64 casts inside.
+    """Replaces float32 parameters and buffers by their float64 casts inside the block.
 
-    Every module is visited once, however often it is used: ``torch.func.functional_call`` would replace, and restore,
-    those of a shared one twice.
+    Every module is visited once, even if it is used several times: ``torch.func.functional_call`` would replace and
+    restore the parameters of a shared module twice.
     """
-    casts: dict[int, Tensor] = {}  # of tensors that several modules share
+    casts: dict[int, Tensor] = {}  # one cast for a tensor that several modules share
     stores: list[dict[str, Any]] = [own for part in module.modules() for own in (part._parameters, part._buffers)]
     replaced = [(own, name, tensor) for own in stores for name, tensor in own.items() if _is_float32(tensor)]
     averages = [part._buffers for part in module.modules() if isinstance(part, _NormBase) and part.training]
@@ -62,7 +62,7 @@ def _in_float64(module: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for own, name, tensor in replaced:
-            if any(own is running for running in averages):  # of a network inside
+            if any(own is running for running in averages):  # a batch norm in training mode updates these
                 tensor.copy_(own[name])
             own[name] = tensor
 
@@ -72,12 +72,12 @@ def _is_float32(tensor: Tensor | None) -> bool:
 
 
 class _Evaluation(torch.nn.Module):
-    """Evaluates while parameters are replaced: GPyTorch's own call is lazy."""
+    """Evaluates a kernel at once, while its parameters are replaced; GPyTorch's own call is lazy."""
 
-    def __init__(self, kernel: Kernel, taken: bool) -> None:
+    def __init__(self, kernel: Kernel, columns_selected: bool) -> None:
         super().__init__()
-        self.kernel, self._taken = kernel, taken
+        self.kernel, self._columns_selected = kernel, columns_selected
 
     def forward(self, x1: Tensor, x2: Tensor, **params: Any) -> Tensor:
-        call = Module.__call__ if self._taken else type(self.kernel).__call__
+        call = Module.__call__ if self._columns_selected else type(self.kernel).__call__
         return to_dense(call(self.kernel, x1, x2, **params))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
-from gpytorch_gaps.kernels.lift import as_grid_kernels
+from gpytorch_gaps.kernels.composite import as_grid_kernels
 from gpytorch_gaps.operators.inspect import GridKernelRef, find_grid_kernel, resolve_active_dims
 from gpytorch_gaps.utils.tensors import same_values
 
@@ -136,7 +136,7 @@ class _Term:
 
 
 def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
-    """By the distributive law, as in `kernels.terms`; scales do not change correlations."""
+    """By the distributive law, as in `kernels.composite`; scales do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
         return [_Term(kernel.grid, [[own] for own in kernel.kernels])]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):

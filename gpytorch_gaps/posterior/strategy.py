@@ -16,11 +16,12 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.grid.protocol import GridKernel
-from gpytorch_gaps.operators.inspect import grid_covariance, grid_points, on_one_grid, one_member, row_points
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, solve_data
+from gpytorch_gaps.operators.inspect import GridPoints, grid_covariance, grid_points, on_one_grid, one_member
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
 from gpytorch_gaps.posterior.parts import PredictionPoints, is_wide, wide_product
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
 
@@ -55,10 +56,14 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         """``(K_XX + D)^-1 (y - m)``, in float64: it is large where the noise is small. shape: (*batch, N)"""
         if gpytorch.settings.observation_nan_policy.value() != "ignore":
             raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
-        key = (settings.in_force().of_a_solve, gpytorch.settings.detach_test_caches.on())
+        return self.solution_for(settings.current())
+
+    def solution_for(self, config: SolveConfig) -> Tensor:
+        """:attr:`mean_cache` by a given configuration: another method or tolerance makes another solution."""
+        key = (config.solution_key, gpytorch.settings.detach_test_caches.on())
         if key not in self._solutions:
             _warn_of_rounding(self.lik_train_train_covar)
-            solution = self._solution(key[0])
+            solution = self._solution(config)
             if gpytorch.settings.detach_test_caches.on():
                 solution = solution.detach()
             self._solutions[key] = solution
@@ -66,27 +71,30 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
                 solution.grad_fn.register_hook(_forgetting(self))
         return self._solutions[key]
 
-    def _solution(self, key: tuple[Any, ...]) -> Tensor:
+    def _solution(self, config: SolveConfig) -> Tensor:
         """From that of the data before these, where it is remembered."""
         train, found = self.lik_train_train_covar, self._grid_points
         offset = (self.train_labels.double() - self.train_prior_dist.mean.double()).unsqueeze(-1)
-        if not isinstance(train, OwnAddedDiagOperator):
+        if not isinstance(train, NoisyGridOperator):
             return train.solve(offset.to(train.dtype)).squeeze(-1)
         if found is None:
-            return solve_data(train, offset).squeeze(-1)
+            return train.solve(offset, of_data=True, config=config).squeeze(-1)
         kernel, x = found
         known = self._before or kernel.solutions
-        guess = known.start(key, kernel.grid, x, offset.shape[:-2])
-        solution = solve_data(train, offset, None if guess is None else guess.unsqueeze(-1)).squeeze(-1)
-        kernel.solutions.keep(key, x, solution)
+        guess = known.start(config.solution_key, kernel.grid, x, offset.shape[:-2])
+        guess = None if guess is None else guess.unsqueeze(-1)
+        solution = train.solve(offset, guess=guess, of_data=True, config=config).squeeze(-1)
+        kernel.solutions.keep(config.solution_key, x, solution)
         return solution
 
     @property
     def _grid_points(self) -> tuple[GridKernel, Tensor] | None:
         """The grid kernel, and where the observations lie in its columns."""
         found = grid_points(self.train_prior_dist.lazy_covariance_matrix)
-        x = None if found is None else one_member(found[1])
-        return None if found is None or x is None else (found[0], x)
+        if found is None or found.kernel is None:
+            return None
+        x = one_member(found.x)
+        return None if x is None else (found.kernel, x)
 
     @full_float32()
     def exact_prediction(
@@ -106,13 +114,11 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     def _test_points(self, cross: LinearOperator) -> PredictionPoints | None:
         """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
-        x, found = row_points(cross), self._grid_points
-        if x is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
+        rows, found = grid_points(cross), self._grid_points
+        if rows is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
             return None
         kernel, train_x = found
-        cells = kernel.cells_of(x)
-        here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
-        return PredictionPoints(x, train_x, cells.index if cells is not None and here else None)
+        return PredictionPoints(rows.x, train_x, GridPoints(rows.x, kernel).cells_on(kernel.grid))
 
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any

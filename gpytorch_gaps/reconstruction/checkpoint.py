@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,10 @@ class WeightCheckpoint:
         theirs, ours = torch.as_tensor(found), torch.as_tensor(self._problem[name])
         return theirs.shape == ours.shape and bool((theirs - ours).norm() <= _SAME * ours.norm())
 
-    def watch(self, weights: Tensor, iterations: int) -> None:
+    def watch(self, weights: Callable[[], Tensor], iterations: int) -> None:
         """Save the weights if the last save is some seconds old."""
-        if time.perf_counter() - self._saved > _SECONDS_BETWEEN_SAVES:
-            self.save(weights, iterations)
+        if self._file is not None and time.perf_counter() - self._saved > _SECONDS_BETWEEN_SAVES:
+            self.save(weights(), iterations)
 
     def save(self, weights: Tensor, iterations: int) -> None:
         """Save the weights, and the number of iterations of this call so far."""

@@ -134,9 +134,9 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
 
 def _report(solver: WeightSolver, found: WeightSolution, error_in_std: float) -> ReconstructionReport:
     """What is known of a solve without a clock."""
-    space, tolerance = solver.space, solver.goal.tolerance
+    space, tolerance = solver.space, solver.tolerance
     basis, comm = space.basis, space.weights.comm
-    expected = f"about {space.expected_iterations(solver.reduction):.0f} iterations if the gaps are scattered"
+    expected = f"about {solver.expected_iterations:.0f} iterations if the gaps are scattered"
     return ReconstructionReport(
         method="spectral",
         iterations=found.iterations,

@@ -1,20 +1,23 @@
 """Weights of the posterior mean: iterations in float32, residuals in float64, until the mean is certified.
 
-Iterations stop on the bound ``||T^(1/2) r|| / s2`` of :meth:`WeightSpace.error_in_std`. The dense block of the
+The refinement stops on the bound ``||T^(1/2) r|| / s2`` of :meth:`WeightSpace.error_in_std`. The dense block of the
 preconditioner is set up once the iterations so far show that continuing without it costs more.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
-from gpytorch_gaps.solvers.krylov import LOOK, Descent
+from gpytorch_gaps.solvers.goal import Goal
+from gpytorch_gaps.solvers.krylov import ITERATIONS_BETWEEN_READS, ConjugateGradients, on_device
 from gpytorch_gaps.solvers.planning.rates import rates_of
-from gpytorch_gaps.solvers.refine import refine
+from gpytorch_gaps.solvers.refine import Formulation, refine
 from gpytorch_gaps.utils.progress import LateBar
 
 _MIN_ITERATIONS_FOR_RATE = 10  # after which the rate of convergence is known
@@ -25,6 +28,8 @@ _CALLS_PER_ITERATION = 60.0  # of torch
 _NUMBERS_MOVED_PER_CELL = 5.0  # by a sweep, in cache
 _LONG_SWEEP_FLOPS = 1e10  # beside which waiting for a device costs nothing
 _SAFE_SCALE = 1e20  # right-hand sides within 1e-20 .. 1e20 are safe in float32
+
+Watch = Callable[[Callable[[], Tensor], int], None]
 
 
 @dataclass
@@ -41,23 +46,20 @@ class WeightSolution:
     converged: bool
 
 
-@dataclass
-class _ErrorOfMean:
-    """The goal of the refinement: a bound on the error of the mean."""
-
-    tolerance: float
-
-
-class WeightSolver:
-    """The spectral formulation of a grid that is swept, for one right-hand side.
+class WeightSolver(Formulation):
+    """The spectral formulation of a grid that is swept. Its right-hand side is one column, the flattened box.
 
     :param space: the system.
-    :param rhs: ``Phi' W' y``.
+    :param rhs: ``Phi' W' y``, a box of weights.
     :param tolerance: largest error of the mean, in posterior standard deviations.
     :param max_iterations: of conjugate gradients, in all.
     :param memory: bytes that the dense block may take.
-    :param watch: called with the weights and the number of iterations so far, after every look at the residual.
+    :param watch: called after every look at the residual, with a function that returns the weights so far, and with
+        the number of iterations.
     """
+
+    is_original = True
+    restarts = 0
 
     def __init__(
         self,
@@ -66,68 +68,89 @@ class WeightSolver:
         tolerance: float,
         max_iterations: int,
         memory: float,
-        watch: Callable[[Tensor, int], None],
+        watch: Watch,
     ) -> None:
         largest = space.weights.largest(rhs)
         self._scale = 1.0 if largest == 0.0 or 1.0 / _SAFE_SCALE < largest < _SAFE_SCALE else largest
-        self.space, self.rhs, self.goal = space, rhs / self._scale, _ErrorOfMean(tolerance)
-        self.max_iterations, self.memory, self.watch = max_iterations, memory, watch
-        self.flops, self.rank, self._iterations = 0.0, 0, 0
-        self._precondition = space.precondition
+        self.space, self.tolerance, self.max_iterations, self.memory = space, tolerance, max_iterations, memory
+        self.watch, self.rank = watch, 0
+        system: Any = space  # of which the refinement needs the norms only
+        goal = Goal(system, tolerance, unit=rhs.new_tensor([1.0 / self._scale]))
+        super().__init__(system, rhs.reshape(-1, 1) / self._scale, goal)
+        self.matmul_flops = space.product_flops
+        self._iterations, self._precondition, self._shape = 0, space.precondition, rhs.shape
         short = space.product_flops / space.weights.comm.size < _LONG_SWEEP_FLOPS
-        self._iterations_per_look = LOOK if short and space.grid.device.type != "cpu" else 1
-        self._candidate = self._accepted = torch.zeros_like(rhs)
-        self._rounding, self._least_error, self._at_zero = 0.0, math.inf, False
+        self._iterations_per_look = ITERATIONS_BETWEEN_READS if short and on_device(rhs) else 1
+        self._candidate = self._accepted = torch.zeros_like(self.rhs)
+        self._least_error, self._at_zero = math.inf, False
 
-    @property
-    def reduction(self) -> float:
+    @cached_property
+    def expected_iterations(self) -> float:
+        """Iterations that the solve should take if the gaps are scattered."""
+        return self.space.expected_iterations(self._reduction)
+
+    @cached_property
+    def _reduction(self) -> float:
         """The factor by which the bound on the error must fall from that of weights of zero."""
-        tolerance = self.goal.tolerance
-        return min(0.5, tolerance / max(self._bound(self.rhs), tolerance))
+        return min(0.5, self.tolerance / max(self._bound(self.rhs), self.tolerance))
 
     def solve(self, start: Tensor | None = None) -> WeightSolution:
         """The weights, from a start if there is one."""
-        found = refine(self, start, torch.float32, self.max_iterations)  # type: ignore[arg-type]
+        found = refine(self, start, torch.float32, self.max_iterations)
         norm = self.space.weights.norm
         return WeightSolution(
-            weights=found.solution,
+            weights=self._box(found.solution),
             residual=norm(found.residual) / (norm(self.rhs) or 1.0),
             error_in_std=self._least_error,
             iterations=found.iterations,
             passes=found.passes,
             rank=self.rank,
-            flops=self.flops,
-            converged=self._least_error <= self.goal.tolerance,
+            flops=found.flops,
+            converged=self._least_error <= self.tolerance,
         )
 
-    # -- as a formulation: iterates and residuals are columns of shape (R, 1) ------------------------------------------
+    def _box(self, column: Tensor) -> Tensor:
+        return column.view(self._shape)
+
+    def _weights_after(self, step: Tensor) -> Tensor:
+        return (self._box(self._accepted) + step) * self._scale
+
+    def _bound(self, residual: Tensor) -> float:
+        return self._scale * self.space.error_in_std(self._box(residual))
+
+    # -- the formulation -----------------------------------------------------------------------------------------------
 
     def start(self, guess: Tensor | None) -> Tensor:
         self._at_zero = guess is None
-        return (torch.zeros_like(self.rhs) if guess is None else guess / self._scale).reshape(-1, 1)
+        return torch.zeros_like(self.rhs) if guess is None else guess.reshape(-1, 1) / self._scale
 
     def residual(self, iterate: Tensor) -> Tensor:
-        self._candidate = iterate.view(self.rhs.shape)
-        self._rounding = self._scale * self.space.rounding_in_std(self._candidate)
+        self._candidate = iterate
         if self._at_zero:
             self._at_zero = False
-            return self.rhs.view(-1, 1)
-        self.flops += self.space.product_flops
-        return (self.rhs - self.space.matmul(self._candidate)).view(-1, 1)
+            return self.rhs
+        self.flops += self.matmul_flops
+        return self.rhs - self.matmul(iterate)
 
-    def original(self, residual: Tensor) -> Tensor:
-        """The certified error of the last iterate. shape: (1,)"""
-        error = math.hypot(self._bound(residual), self._rounding)
-        if error < self._least_error:  # as the refinement does: it keeps the best iterate
+    def original_error(self, residual: Tensor) -> Tensor:
+        """The certified error of the last iterate, including rounding. shape: (1,)"""
+        rounding = self._scale * self.space.rounding_in_std(self._box(self._candidate))
+        error = math.hypot(self._bound(residual), rounding)
+        if error < self._least_error:  # the refinement keeps the best iterate, too
             self._accepted, self._least_error = self._candidate, error
         return residual.new_tensor([error])
 
-    def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
+    def solution(self, iterate: Tensor) -> Tensor:
+        return iterate * self._scale
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.space.matmul(self._box(x)).view(-1, 1)
+
+    def solve_correction(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         """Conjugate gradients from zero, until the error of the mean should be within the tolerance."""
-        residual = residual.view(self.rhs.shape).clone()
         first = error = self._bound(residual)
-        target = max(0.5 * self.goal.tolerance, _REACH[dtype] * first)
-        run = self._run(residual, torch.zeros_like(residual), dtype)
+        target = max(0.5 * self.tolerance, _REACH[dtype] * first)
+        run = self._run(self._box(residual).clone(), torch.zeros_like(self._box(residual)), dtype)
         used, bar = 0, LateBar("conjugate gradients")
         while error > target and used < budget:
             for _ in range(min(self._iterations_per_look, budget - used)):
@@ -137,24 +160,23 @@ class WeightSolver:
             if not math.isfinite(error):
                 break
             bar.update()
-            self.watch((self._accepted + run.solution) * self._scale, self._iterations + used)
+            self.watch(partial(self._weights_after, run.solution), self._iterations + used)
             if self._block_pays(used, budget, error, first, dtype):
                 self._set_up_block()
                 run = self._run(run.residual, run.solution, dtype)
         bar.close()
         self._iterations += used
-        self.flops += used * self.space.product_flops
+        self.flops += used * self.matmul_flops
         return run.solution.view(-1, 1), used
 
-    def finish(self, iterate: Tensor) -> Tensor:
-        return iterate.view(self.rhs.shape) * self._scale
-
-    def _run(self, residual: Tensor, solution: Tensor, dtype: torch.dtype) -> Descent:
-        dot = self.space.weights.dot
-        return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, solution, dot)
-
-    def _bound(self, residual: Tensor) -> float:
-        return self._scale * self.space.error_in_std(residual.view(self.rhs.shape))
+    def _run(self, residual: Tensor, solution: Tensor, dtype: torch.dtype) -> ConjugateGradients:
+        return ConjugateGradients(
+            lambda w: self.space.matmul(w, dtype),
+            residual,
+            solution=solution,
+            precondition=self._precondition,
+            dots=self.space.weights.dot,
+        )
 
     # -- the dense block -----------------------------------------------------------------------------------------------
 
@@ -163,7 +185,7 @@ class WeightSolver:
 
         FLOPs decide, not measured rates: every process must come to the same decision.
         """
-        size, tolerance = self.space.block_size(self.memory), self.goal.tolerance
+        size, tolerance = self.space.block_size(self.memory), self.tolerance
         if self.rank or used < _MIN_ITERATIONS_FOR_RATE or error <= tolerance or not size:
             return False
         rate = math.log(error / first) / used
@@ -181,8 +203,8 @@ class WeightSolver:
     def expected_seconds(self) -> float:
         """Seconds that the solve should take on this machine if the gaps are scattered."""
         space, processes = self.space, self.space.weights.comm.size
-        iterations = space.expected_iterations(self.reduction) / processes
-        passes = max(1.0, math.log(self.reduction) / math.log(_REACH[torch.float32])) / processes
+        iterations = self.expected_iterations / processes
+        passes = max(1.0, math.log(self._reduction) / math.log(_REACH[torch.float32])) / processes
         total = 0.0
         for dtype, count in ((torch.float32, iterations), (torch.float64, passes)):  # a float64 residual per pass
             moved = count * dtype.itemsize * _NUMBERS_MOVED_PER_CELL * space.num_cells

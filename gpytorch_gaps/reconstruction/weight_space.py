@@ -21,7 +21,7 @@ from gpytorch_gaps.linalg.gram import structured_gram
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid, project_flops, sweep_flops
 from gpytorch_gaps.linalg.selection import product_at
 from gpytorch_gaps.reconstruction.sharding import Weights
-from gpytorch_gaps.solvers.planning.plans import expected_iterations
+from gpytorch_gaps.solvers.planning.costs import expected_iterations
 
 _BLOCK_BYTES_PER_ENTRY = 40.0  # held while the dense block is set up
 
@@ -66,6 +66,14 @@ class WeightSpace:
         gap the matrix is as small as ``s2 T^-1``.)
         """
         return self.weights.norm(self._roots * residual) / self.noise
+
+    def column_norms(self, residual: Tensor) -> Tensor:
+        """:meth:`error_in_std` of a flattened box, as the refinement asks for it. shape: (R, 1) -> (1,)"""
+        return residual.new_tensor([self.error_in_std(residual.view(self.products.shape))])
+
+    def residual_unit(self, rhs: Tensor) -> Tensor:
+        """What :meth:`column_norms` are relative to: they are in units of the posterior already. shape: (1,)"""
+        return rhs.new_ones(1)
 
     def rounding_in_std(self, weights: Tensor) -> float:
         """What rounding of a float64 residual may add to :meth:`error_in_std`.

@@ -9,8 +9,9 @@ import torch
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.reconstruction.sharding import ReplicatedWeights
-from gpytorch_gaps.reconstruction.weight_solver import Descent, WeightSolver
+from gpytorch_gaps.reconstruction.weight_solver import WeightSolver
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
+from gpytorch_gaps.solvers.krylov import ConjugateGradients
 from tests import _dense as dense
 
 LOTS = 2.0**31
@@ -457,7 +458,9 @@ def test_from_a_bad_start():
 
 def test_the_right_hand_side_is_left_alone_and_every_iteration_watched():
     case, seen = clustered(), []
-    solver = case.solver(tolerance=1e-2, watch=lambda weights, count: seen.append((count, case.own_residual(weights))))
+    solver = case.solver(
+        tolerance=1e-2, watch=lambda weights, count: seen.append((count, case.own_residual(weights())))
+    )
     before = solver.rhs.clone()
     found = solver.solve()
     assert torch.equal(solver.rhs, before)
@@ -477,7 +480,7 @@ def test_descent_is_conjugate_gradients():
     vectors = torch.linalg.qr(dense.randn(12, 12)).Q
     matrix = vectors * torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).repeat(4) @ vectors.mT
     rhs = dense.randn(12, seed=1)
-    descent = Descent(lambda x: matrix @ x, lambda r: r.clone(), rhs.clone(), torch.zeros_like(rhs))
+    descent = ConjugateGradients(lambda x: matrix @ x, rhs.clone(), dots=torch.dot)
     sizes = []
     for _ in range(3):
         descent.step()
