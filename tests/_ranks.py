@@ -74,6 +74,8 @@ def _work(jobs, answers):
     import gpytorch  # noqa: F401  # its import warns of what torch deprecates
     import torch
 
+    from gpytorch_gaps import GappyGridKernel, distributed, fit, reconstruct  # noqa: F401  # torch warns of deprecations
+
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     while True:

@@ -16,7 +16,7 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch_gaps as gaps
-from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
 from tests.distributed import _work as work
 
@@ -41,9 +41,9 @@ def leave(how, folder):
 
 def main(folder, what, how):
     torch.set_num_threads(1)
-    weight_checkpoint._SAVE_EVERY = 0.0
+    weight_checkpoint._SECONDS_BETWEEN_SAVES = 0.0
     with gaps.distributed.process_group(timeout=4.0 if how == "hangs" else 20.0) as group:
-        ranks = Ranks(group)
+        ranks = Communicator(group)
         if what == "fit":
             if ranks.rank == ranks.size - 1:
                 taken, step = [], torch.optim.Adam.step
@@ -68,7 +68,7 @@ def main(folder, what, how):
             weight_checkpoint.WeightCheckpoint.watch = watched
             made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS[what])
             result = {"iterations": made.report.iterations}
-        if ranks.leads:
+        if ranks.is_main:
             (folder / "result.json").write_text(json.dumps(result))
 
 
