@@ -45,3 +45,10 @@ def covering_rows(sizes):
         rows.append(best)
         missing -= pairs(best)
     return rows
+
+
+def in_turn(**values):
+    """A ``pytest.mark.parametrize`` with as many cases as the longest list; shorter ones are repeated in turn."""
+    lists = [list(found) for found in values.values()]
+    cases = [tuple(found[k % len(found)] for found in lists) for k in range(max(map(len, lists)))]
+    return pytest.mark.parametrize(tuple(values), cases)

@@ -19,6 +19,7 @@ from gpytorch_gaps.posterior.joint_draws import JointDraws
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
 from tests import _dense as dense
 from tests import _standin as standin
+from tests._covering import in_turn
 from tests._standin import count_transfers
 from tests.workflow._pairs import CASES, Model, gappy, on, with_length
 
@@ -138,8 +139,7 @@ def test_twenty_thousand_draws_of_a_grid(path, max_cholesky, monkeypatch):
     check_moments(samples, *exact(plain, x), 4.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, kind=KINDS)
 def test_draws_of_every_case(case, kind):
     pair = CASES[case](small=True)
     x = kinds(pair)[kind]
@@ -390,8 +390,7 @@ def test_gradients_flow_through_draws(kind, how):
     assert bool(((rows.mean(0) - expected).abs() <= 4.5 * error + 1e-9).all())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels", "a noise per output"])
+@in_turn(case=["two axes", "a sum of two grid kernels", "a noise per output"], kind=KINDS)
 def test_gradients_in_the_points_with_detached_caches(case, kind, monkeypatch):
     """GPyTorch's default, as Bayesian optimisation uses it: of the root that draws are made with."""
     pair = CASES[case](small=True)
@@ -458,8 +457,7 @@ def test_more_draws_begin_with_the_fewer(noise, kind):
             torch.testing.assert_close(fewer, many[:count], rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels", "a batch of three"])
+@in_turn(case=["two axes", "a sum of two grid kernels", "a batch of three"], kind=KINDS)
 def test_draws_do_not_depend_on_memory(case, kind, monkeypatch):
     """One at a time, or all at once: as many solves as it takes, and the same numbers."""
     monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 0)
