@@ -19,9 +19,7 @@ from tests.workflow._pairs import CASES, Model, PerLevelNoise, gappy, on, with_l
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
 SUMS = ("a sum of two grid kernels", "a grid kernel plus LinearKernel")
-NOT_FILLABLE = (*SUMS, "a noise per point")
 WAYS = [("auto", 800), ("auto", 0), ("ignore", 0), ("fill", 0)]
-EVERY_CASE = [(case, *way) for case in CASES for way in WAYS if not (case in NOT_FILLABLE and way[0] == "fill")]
 SPREAD = [  # every case once, every way with some of them
     ("two axes", "fill", 0),
     ("three axes with a group", "auto", 0),
@@ -101,7 +99,10 @@ CHANGES = {  # which are left, one after the other
 }
 
 
-@pytest.mark.parametrize(("case", "method", "max_cholesky"), EVERY_CASE)
+@pytest.mark.parametrize(
+    ("case", "method", "max_cholesky"),
+    sorted({*SPREAD, *(("two axes", *way) for way in WAYS), *((case, "auto", 0) for case in CASES)}),
+)
 def test_other_observations(case, method, max_cholesky):
     """Whichever come and go, as by dense algebra without any history."""
     pair, model = conditioned(case, slice(0, N))

@@ -538,17 +538,6 @@ def test_indexing_a_batch(max_cholesky):
         assert torch.allclose(variance, expected.diagonal(dim1=-1, dim2=-2), atol=1e-6)
 
 
-def test_samples():
-    """Their covariance is the posterior's: of many, as well as many can tell."""
-    ours, _, grid = models()
-    torch.manual_seed(0)
-    with torch.no_grad(), MAX_CHOLESKY(0):
-        posterior = ours(grid.points()[:20])
-        samples = posterior.rsample(torch.Size([20_000]))
-    assert torch.allclose(samples.mean(0), posterior.mean, atol=0.05)
-    assert torch.allclose(samples.mT.cov(), posterior.covariance_matrix, atol=0.02)
-
-
 # -- gradients -------------------------------------------------------------------------------------------------------
 
 
