@@ -20,6 +20,7 @@ from gpytorch_gaps.posterior.pathwise import pathwise_draws
 from tests import _dense as dense
 from tests import _standin as standin
 from tests._covering import in_turn
+from tests._devices import on_standin
 from tests._standin import count_transfers
 from tests.workflow._pairs import CASES, Model, gappy, on, with_length
 
@@ -795,7 +796,7 @@ def test_too_many_observations_without_a_grid():
 # -- on another device ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAILABLE)
+@on_standin
 @pytest.mark.parametrize(("case", "count"), [*((case, 3) for case in CASES), ("two axes", 40)])
 def test_draws_elsewhere(case, count):
     """On the stand-in device, whose random numbers are the CPU's: the same draws, and no copies to or from it."""
