@@ -310,6 +310,7 @@ __all__ = [
     "dense_size_in_force",
     "gap_method",
     "gap_penalty",
+    "group",
     "in_force",
     "logdet_method",
     "max_iterations",
