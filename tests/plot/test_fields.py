@@ -62,6 +62,8 @@ KINDS = {
 @pytest.mark.parametrize("values", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_array_is_drawn_with_its_gaps_and_left_as_it_was(values):
     axes = [NORTH[::-1].copy(), EAST.copy()]
+    if isinstance(values, pd.DataFrame):
+        values.to_numpy(dtype=float, na_value=np.nan)  # fills caches of pandas, which are pickled
     before = pickle.dumps((values, axes))
     ax = plot.field(values, axes)
     assert pickle.dumps((values, axes)) == before
