@@ -134,3 +134,13 @@ def test_modules_named_in_the_architecture_exist():
     named = re.findall(r"`(\w+/\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
     assert named
     assert [name for name in named if not (ROOT / "gpytorch_gaps" / name).is_file()] == []
+
+
+def test_doctests_are_shown_as_code_before_the_parameters():
+    pytest.importorskip("griffe")
+    from docs.doctests import with_code
+
+    docstring = "Add, as :func:`plus` does.\n\n:param a: a number.\n:return: the sum.\n\n>>> 1 + 1\n2\n\n>>> 2 + 2\n4"
+    code = "```pycon\n>>> 1 + 1\n2\n\n>>> 2 + 2\n4\n```"
+    assert with_code(docstring) == f"Add, as `plus` does.\n\n{code}\n\n:param a: a number.\n:return: the sum."
+    assert with_code("Nothing to run.\n\n:param a: a number.") == "Nothing to run.\n\n:param a: a number."
