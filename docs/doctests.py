@@ -1,6 +1,6 @@
 """An extension of griffe: shows the doctests of a docstring as code, before its parameters.
 
-The parser of Sphinx fields takes everything after the first field as part of one, and Markdown takes ``>>>`` as a quote.
+The parser of Sphinx fields reads everything after the first field as part of one; Markdown reads ``>>>`` as a quote.
 """
 
 import re
