@@ -36,7 +36,8 @@ import gpytorch_gaps as gaps
 from benchmarks._fields import membrane
 from benchmarks._machine import machine_facts
 from benchmarks._results import GIB, anonymous_gib, markdown_table
-from gpytorch_gaps.distributed.communicator import Ranks, size_of
+from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.utils.progress import format_bytes
 
 THETA, NOISE = 0.1, 1e-6
 FULL = (128, 128, 96)
@@ -238,8 +239,8 @@ def reconstruct_runs(
             f"{row['seconds'] / first['seconds']:.2f}",
             f"{row['solve_seconds'] / first['solve_seconds']:.2f}",
             "-" if row["processes"] == 1 else f"{row['off']:.1e}",
-            size_of(row["sent"]),
-            size_of(row["expected_sent"]),
+            format_bytes(row["sent"]),
+            format_bytes(row["expected_sent"]),
             f"{row['memory_gib']:.2f}",
             f"{row['expected_gib']:.2f}",
         )
@@ -280,8 +281,8 @@ def training_runs(folder: Path, counts: Sequence[int], shape: Sequence[int], ste
             f"{row['columns']:.3g}",
             f"{row['seconds'] / rows[0]['seconds']:.2f}",
             "-" if row["processes"] == 1 else f"{row['off']:.1e}",
-            size_of(row["sent"] * len(row["loss"]) / max(1, row["iterations"])),
-            size_of(row["sent"]),
+            format_bytes(row["sent"] * len(row["loss"]) / max(1, row["iterations"])),
+            format_bytes(row["sent"]),
             f"{row['memory_gib']:.2f}",
         )
         for row in rows

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from gpytorch_gaps.cli.parser import make_parser
 
 INTERRUPTED = 130
@@ -62,7 +60,9 @@ def _run(options: argparse.Namespace, warned: list[str]) -> int:
 
 
 def say(message: str) -> None:
-    """One line on standard error, clear of any bar that is there."""
+    """Prints one line on standard error, clear of any progress bar."""
+    from tqdm import tqdm
+
     tqdm.write(f"gpytorch-gaps: {message}", file=sys.stderr)
 
 

@@ -5,8 +5,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from gpytorch_gaps import __version__
-
 _FORMATS = ".npy, .npz, .nc, .zarr, .csv, .tif or .png"
 
 _EXAMPLES = """examples:
@@ -39,12 +37,22 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gpytorch-gaps {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_fill(commands)
     _add_inspect(commands)
     _add_demo(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for: reading the metadata of the installation takes a while."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from gpytorch_gaps import __version__
+
+        print(f"gpytorch-gaps {__version__}")
+        parser.exit()
 
 
 def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

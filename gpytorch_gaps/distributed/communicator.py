@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gpytorch_gaps.utils.progress import format_bytes
+
 T = TypeVar("T")
 _END = object()
 
@@ -45,21 +47,11 @@ class Traffic:
 
     def __str__(self) -> str:
         large = [purpose for purpose, size in self.bytes.items() if size >= 0.01 * self.total]
-        parts = [f"{name}: {self.messages[name]} x {size_of(self.bytes[name] / self.messages[name])}" for name in large]
+        parts = [
+            f"{name}: {self.messages[name]} x {format_bytes(self.bytes[name] / self.messages[name])}" for name in large
+        ]
         small = sum(count for purpose, count in self.messages.items() if purpose not in large)
         return ", ".join([*parts, *([f"{small} short messages"] if small else [])]) or "nothing"
-
-
-def size_of(count: float) -> str:
-    """
-    >>> size_of(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
 
 
 class Ranks:

@@ -12,10 +12,11 @@ from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, MaternKernel, 
 from linear_operator import to_dense
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
-from gpytorch_gaps.kernels.lift import lift
-from gpytorch_gaps.operators.inspect import Host, find_host, restricted
+from gpytorch_gaps.kernels.composite import as_grid_kernels
+from gpytorch_gaps.operators.inspect import GridKernelRef, find_grid_kernel, resolve_active_dims
+from gpytorch_gaps.utils.tensors import same_values
 
 _MATERN_NAMES = {0.5: "1/2", 1.5: "3/2", 2.5: "5/2"}
 _STATIONARITY_TOLERANCE = 1e-3  # relative difference of covariances between places; float32 must pass
@@ -88,8 +89,8 @@ def kernel_terms(model: Any) -> tuple[CartesianGrid, list[list[AxisKernel]]]:
     for root in roots:
         first = next(module for module in root.modules() if isinstance(module, GappyGridKernel))
         width = inputs[0].size(-1) if inputs else _columns_needed(root, first)
-        columns = restricted(root, tuple(range(width)))
-        terms += _terms(root, columns, find_host(root, columns) or Host(first, columns))
+        columns = resolve_active_dims(root, tuple(range(width)))
+        terms += _terms(root, columns, find_grid_kernel(root, columns) or GridKernelRef(first, columns))
     if not terms:
         raise ValueError(f"model: got {describe(roots[0])}; expected a sum with a term that is a product over axes")
     grid = terms[0][0]
@@ -115,17 +116,17 @@ def describe(kernel: Any) -> str:
     return "constant" if name == "One" else name
 
 
-def _terms(kernel: Kernel, columns: tuple[int, ...], host: Host) -> list[_Term]:
-    """Expands by the distributive law, as `kernels.terms` does. Scales are dropped: they do not change correlations."""
+def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
+    """Expands by the distributive law, as `kernels.composite` does, without scales, which do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
         return [(kernel.grid, [AxisKernel((own,)) for own in kernel.kernels])]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):
         return _terms(kernel.base_kernel, columns, host)
     if isinstance(kernel, AdditiveKernel | ProductKernel):
-        children = [_terms(child, restricted(child, columns), host) for child in kernel.kernels]
+        children = [_terms(child, resolve_active_dims(child, columns), host) for child in kernel.kernels]
         return reduce(add if isinstance(kernel, AdditiveKernel) else _products, children)
     inside = [module for module in kernel.modules() if isinstance(module, GappyGridKernel)]
-    return [term for part in inside or lift(kernel, columns, host) for term in _terms(part, columns, host)]
+    return [term for part in inside or as_grid_kernels(kernel, columns, host) for term in _terms(part, columns, host)]
 
 
 def _products(first: list[_Term], second: list[_Term]) -> list[_Term]:

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,14 @@ from torch import Tensor
 
 from gpytorch_gaps.distributed.agreement import describe_kernel, describe_values
 from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.grid.cartesian import CartesianGrid, read
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.reconstruction.slabs import Slabs
+from gpytorch_gaps.utils.checks import check_integer, check_number, read_tensor
 from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
 
 _DROPPED_SHARE = 1 / 400  # of the tolerance that dropped eigenvalues may use up, at a misfit of 1
-
-
-def number(name: str, value: Any, what: str = "number") -> float:
-    shape = tuple(getattr(value, "shape", ()))
-    if math.prod(shape) != 1:
-        raise ValueError(f"{name}: got shape {shape}, expected one {what}")
-    try:
-        found = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
-    if not math.isfinite(found):
-        raise ValueError(f"{name}: got {found}, expected a finite {what}")
-    return found
-
-
-def positive(name: str, value: Any, what: str = "number") -> float:
-    found = number(name, value, what)
-    if not found > 0:
-        raise ValueError(f"{name}: got {found}, expected a {what} above 0")
-    return found
 
 
 def checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
@@ -55,7 +35,7 @@ def checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
         if isinstance(kernel, Kernel):
             owned.append(copy.deepcopy(kernel).double().eval())
         elif isinstance(kernel, Tensor | np.ndarray):
-            owned.append(read(f"kernels: axis {axis}", kernel).tensor.detach().double())
+            owned.append(read_tensor(f"kernels: axis {axis}", kernel).tensor.detach().double())
         else:
             came = type(kernel).__name__
             raise ValueError(f"kernels: axis {axis} got {came}, expected a GPyTorch kernel, or its matrix")
@@ -86,7 +66,7 @@ def grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGr
         if own is None and any(axis is None for axis in axes):
             raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
         axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
-        tables = [read(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
+        tables = [read_tensor(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
         for i, table in enumerate(tables):
             if table.dim() not in (1, 2):
                 raise ValueError(f"axis {i}: got shape {tuple(table.shape)}, expected coordinates (m,) or (m, d)")
@@ -137,11 +117,10 @@ class Problem:
         checkpoint: str | Path | None,
         output: str | Path | None,
     ) -> None:
-        self.noise, self.mean = positive("noise", noise, "variance"), number("mean", mean)
-        self.tolerance, self.memory = positive("tolerance", tolerance), positive("memory", memory)
-        if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
-            raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
-        self.max_iterations = int(max_iterations)
+        self.noise, self.mean = check_number("noise", noise, above=0, what="variance"), check_number("mean", mean)
+        self.tolerance = check_number("tolerance", tolerance, above=0)
+        self.memory = check_number("memory", memory, above=0)
+        self.max_iterations = check_integer("max_iterations", max_iterations, at_least=1)
         self.grid, self.slabs = grid_and_slabs(values, axes)
         self.kernels = checked_kernels(kernels, len(self.grid.shape))
         self.output, self.checkpoint = checked_paths(output, checkpoint)

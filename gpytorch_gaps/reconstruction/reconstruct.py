@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.communicator import Traffic, ranks_of, shares, size_of
+from gpytorch_gaps.distributed.communicator import Traffic, ranks_of, shares
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
@@ -37,7 +37,7 @@ from gpytorch_gaps.reconstruction.weights import Weights, WeightsInParts, weight
 from gpytorch_gaps.reports import SolveReport, report_solve
 from gpytorch_gaps.utils.files import digest, refuse_directory
 from gpytorch_gaps.utils.precision import full_float32
-from gpytorch_gaps.utils.progress import with_bar
+from gpytorch_gaps.utils.progress import format_bytes, with_bar
 
 _SLAB = 2**22  # numbers that are written at a time
 _ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
@@ -77,7 +77,7 @@ class ReconstructionReport(SolveReport):
         grid = " x ".join(map(str, self.shape))
         shared = ""
         if self.num_processes > 1:
-            sent = size_of(self.bytes_per_iteration)
+            sent = format_bytes(self.bytes_per_iteration)
             shared = f"; {self.num_processes} processes, each of which sent {sent} an iteration ({self.traffic})"
         return (
             f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "

@@ -14,11 +14,12 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import shares, size_of
+from gpytorch_gaps.distributed.communicator import shares
 from gpytorch_gaps.linalg.masked_grid import sweep_flops
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reconstruction.inputs import Problem
 from gpytorch_gaps.reconstruction.weights import are_in_parts
+from gpytorch_gaps.utils.progress import format_bytes
 
 _SLAB_NUMBERS = 2**24  # read, or expanded to, at a time
 _BOXES = 14  # of weights in float64: eigenvalues, diagonals, the right-hand side, iterates, and what is made of them
@@ -59,8 +60,8 @@ class Plan:
         grid = " x ".join(map(str, self.shape))
         return (
             f"{grid} = {self.cells:.1e} cells on {self.processes} processes: {self.weights} weights, "
-            f"{'in parts' if self.in_parts else 'whole'}; each holds {size_of(self.memory)}, and for an iteration\n"
-            f"does {self.flops / 1e9:.3g} GFLOP and sends {size_of(self.sent)}"
+            f"{'in parts' if self.in_parts else 'whole'}; each holds {format_bytes(self.memory)}, and for an "
+            f"iteration\ndoes {self.flops / 1e9:.3g} GFLOP and sends {format_bytes(self.sent)}"
         )
 
 

@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gpytorch_gaps.distributed.communicator import size_of
 from gpytorch_gaps.reports import SolveRecord
+from gpytorch_gaps.utils.progress import format_bytes
 
 
 @dataclass
@@ -65,7 +65,7 @@ class History:
             return f"0 steps, {ended}"
         noise = "" if self.noise[-1] is None else f", noise {self.noise[-1]:.3g}"
         bytes_sent = sum(self.sent_bytes)
-        sent = f", {size_of(bytes_sent / len(self))} sent a step" if bytes_sent else ""
+        sent = f", {format_bytes(bytes_sent / len(self))} sent a step" if bytes_sent else ""
         return (
             f"{len(self)} steps, {ended}: loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
             f"nats per observation (best {self.best_loss:.4g}){noise}, {sum(self.iterations)} CG iterations, "

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpytorch_gaps import distributed
-from gpytorch_gaps.distributed.communicator import Ranks, Traffic, shares, size_of
+from gpytorch_gaps.distributed.communicator import Ranks, Traffic, shares
+from gpytorch_gaps.utils.progress import format_bytes
 from tests._ranks import run_ranks
 from tests.distributed import _work as work
 
@@ -93,7 +94,7 @@ def test_traffic_in_words():
     traffic.add("sums", 4096)
     assert str(traffic) == "sums: 2 x 4 KiB"
     assert traffic.total == 8192
-    assert [size_of(n) for n in (5, 2048, 3 * 2**20, 5 * 2**30)] == ["5 B", "2 KiB", "3 MiB", "5 GiB"]
+    assert [format_bytes(n) for n in (5, 2048, 3 * 2**20, 5 * 2**30)] == ["5 B", "2 KiB", "3 MiB", "5 GiB"]
 
 
 @pytest.mark.parametrize("what", ["other type", "not a member"])

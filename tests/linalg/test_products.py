@@ -65,8 +65,8 @@ def assert_close(actual, expected):
 def strategy(request, monkeypatch):
     """Blocks are for large grids: lower the bounds so that small ones are worked in several blocks, too."""
     if request.param == "blocks":
-        monkeypatch.setattr(products, "_BLOCK", 7)
-        monkeypatch.setattr(products, "_THIN", 1)
+        monkeypatch.setattr(products, "_BLOCK_NUMBERS", 7)
+        monkeypatch.setattr(products, "_MIN_BATCHED_ROWS", 1)
 
 
 def test_kron_dense_is_torch_kron():

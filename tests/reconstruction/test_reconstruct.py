@@ -689,7 +689,7 @@ def test_clustered_gaps_take_a_dense_block_within_memory():
 @pytest.mark.parametrize("progress", [True, False])
 def test_progress(monkeypatch, capfd, tmp_path, progress):
     """With no patience at all there would be a bar for everything."""
-    monkeypatch.setattr("gpytorch_gaps.utils.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("gpytorch_gaps.utils.progress._DELAY_SECONDS", 0.0)
     axes = lines(9, 8)
     gaps.reconstruct(
         field(axes), axes, kernels_for(axes), NOISE, progress=progress, output=tmp_path / "mean.npy"

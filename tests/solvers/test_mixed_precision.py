@@ -8,7 +8,7 @@ import torch
 from gpytorch_gaps.operators._solve import krylov_solve
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
-from gpytorch_gaps.linalg.products import narrowed
+from gpytorch_gaps.linalg.products import cast_without_denormals
 from gpytorch_gaps.operators import SelectedKroneckerOperator, _solve
 from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
@@ -193,12 +193,12 @@ def test_posterior_means_agree_with_dense_float64(make, method, tolerance):
     assert tolerance * reach < 1e-3 * float(exact.norm())  # the bound says something
 
 
-# -- narrowed ----------------------------------------------------------------------------------------------------------
+# -- cast_without_denormals ------------------------------------------------------------
 
 
 def test_narrowed_drops_what_is_nothing_in_float32_and_keeps_the_rest():
     matrix = torch.tensor([[2.0, 1e-11, -1e-11], [1.9e-12, -1.9e-12, 2.1e-12], [0.0, 1e-30, 1e-300]]).double()
-    result = narrowed(matrix, torch.float32)
+    result = cast_without_denormals(matrix, torch.float32)
     assert result.dtype == torch.float32
     expected = torch.tensor([[2.0, 1e-11, -1e-11], [0.0, 0.0, 2.1e-12], [0.0, 0.0, 0.0]])
     assert torch.equal(result, expected)
@@ -208,20 +208,20 @@ def test_narrowed_looks_at_each_matrix_of_a_batch():
     one = torch.tensor([[1.0, 1e-10], [1e-10, 1e-14]]).double()
     batch = torch.stack([one, 1e6 * one, torch.zeros_like(one)])
     expected = torch.tensor([[1.0, 1e-10], [1e-10, 0.0]])
-    assert torch.equal(narrowed(batch, torch.float32)[0], expected)
-    torch.testing.assert_close(narrowed(batch, torch.float32)[1], 1e6 * expected, rtol=1e-6, atol=0)
-    assert torch.equal(narrowed(batch, torch.float32)[2], torch.zeros(2, 2))
+    assert torch.equal(cast_without_denormals(batch, torch.float32)[0], expected)
+    torch.testing.assert_close(cast_without_denormals(batch, torch.float32)[1], 1e6 * expected, rtol=1e-6, atol=0)
+    assert torch.equal(cast_without_denormals(batch, torch.float32)[2], torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_narrowed_leaves_its_own_precision_untouched(dtype):
     matrix = torch.tensor([[1.0, 1e-30], [1e-30, 1e-35]], dtype=dtype)
-    assert narrowed(matrix, dtype) is matrix
-    assert torch.equal(narrowed(matrix, torch.float64), matrix.double())
+    assert cast_without_denormals(matrix, dtype) is matrix
+    assert torch.equal(cast_without_denormals(matrix, torch.float64), matrix.double())
 
 
 def test_narrowed_without_columns():
-    assert narrowed(torch.zeros(5, 0, dtype=torch.float64), torch.float32).shape == (5, 0)
+    assert cast_without_denormals(torch.zeros(5, 0, dtype=torch.float64), torch.float32).shape == (5, 0)
 
 
 def short(size, length=0.005):
