@@ -117,7 +117,7 @@ def describe(kernel: Any) -> str:
 
 
 def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
-    """Expands by the distributive law, as `kernels.composite` does, without scales, which do not change correlations."""
+    """Expands by the distributive law, as `kernels.composite` does; scales do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
         return [(kernel.grid, [AxisKernel((own,)) for own in kernel.kernels])]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):
