@@ -1,6 +1,7 @@
 """What is public is what the API pages show: neither more nor less."""
 
 import importlib
+import inspect
 import pydoc
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import gpytorch_gaps
 
 PAGES = Path(__file__).parent.parent / "docs" / "api"
 OPTIONAL = ("plot",)  # public modules that need an extra, and are not in `gpytorch_gaps.__all__`
+DOCUMENTED = ("gpytorch_gaps.plot.",)  # whose docstrings are complete: to be extended to all
 RETURNED_BY_OTHERS = {  # shown because a public object is one, or returns one
     "FillModel": "the model of Filled",
     "GapsAccessor": "DataArray.gaps",
@@ -68,3 +70,14 @@ def test_a_name_of_the_package_is_the_object_shown(path):
     found, name = pydoc.locate(path), path.rsplit(".", 1)[-1]
     assert found is not None
     assert getattr(gpytorch_gaps, name, found) is found
+
+
+@pytest.mark.parametrize("path", [path for path in shown() if path.startswith(DOCUMENTED)])
+def test_a_docstring_has_every_parameter_and_an_example(path):
+    pytest.importorskip("matplotlib")
+    found = pydoc.locate(path)
+    documented = inspect.getdoc(found) + (inspect.getdoc(found.__init__) or "" if inspect.isclass(found) else "")
+    named = set(re.findall(r":param \*{0,2}(\w+):", documented))
+    assert set(inspect.signature(found).parameters) - named == set()
+    assert ">>>" in documented
+    assert inspect.isclass(found) or ":return:" in documented
