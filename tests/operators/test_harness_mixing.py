@@ -167,6 +167,8 @@ class PerPoint:
 
 
 class AddedDiag:
+    should_call_cg = False  # conjugate gradients of our own
+
     def create_linear_op(self):
         return SelectedKroneckerSumAddedDiagOperator(super().create_linear_op(), self.noise())
 

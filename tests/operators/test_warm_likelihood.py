@@ -107,7 +107,7 @@ def test_solves_settle_to_the_tolerance_of_the_warm_start(name):
             value, got = ours(pair.ours, memory)
         if all(report.tolerance == 1e-8 for report in record):
             break
-    trail = memory._trails[len(columns)]
+    trail = memory._paths[len(columns)]
     left = columns - matrix.detach() @ memory.guess(trail.cells, columns[:, :1])
     assert float((left.norm(dim=0) / columns.norm(dim=0)).max()) < 1.01e-8
     _, expected = by_hand(pair.dense, probes)
@@ -198,7 +198,7 @@ def test_the_value_follows_small_steps(path, tolerance):
         assert float(record.logdets[-1].value) == float(value)
         values.append(float(value))
         exact.append(float(torch.linalg.slogdet(dense.system(factors, INDEX, noise)).logabsdet))
-        trail = memory._trails[len(INDEX)]
+        trail = memory._paths[len(INDEX)]
         own.append(float(trail.followed.std()) / 4.0)
         stated = float(record.logdets[-1].standard_error)
         assert stated == pytest.approx((float(trail.start_error) ** 2 + own[-1] ** 2) ** 0.5)
@@ -206,7 +206,7 @@ def test_the_value_follows_small_steps(path, tolerance):
     for value, wanted, error in zip(values, exact, own, strict=True):
         change = wanted - exact[0]
         assert abs(value - values[0] - change) <= 3.0 * error + 0.01 * abs(change)
-    assert abs(values[0] - exact[0]) <= 4.0 * float(memory._trails[len(INDEX)].start_error)
+    assert abs(values[0] - exact[0]) <= 4.0 * float(memory._paths[len(INDEX)].start_error)
     assert own[-1] < 0.5 * abs(exact[-1] - exact[0])  # and what is stated says something
 
 
@@ -220,7 +220,7 @@ def test_a_step_too_long_begins_anew():
         assert report.reason.startswith("begun")
         exact = torch.linalg.slogdet(dense.system(factors, INDEX, noise)).logabsdet
         assert abs(float(value - exact)) <= 4.0 * float(report.standard_error) + 1e-2 * len(INDEX)
-        assert torch.equal(memory._trails[len(INDEX)].followed, torch.zeros(16, dtype=torch.float64))
+        assert torch.equal(memory._paths[len(INDEX)].followed, torch.zeros(16, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("moved", [1, 10])

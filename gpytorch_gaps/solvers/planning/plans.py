@@ -78,7 +78,8 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
             return Plan(method, reason="asked for, without a preconditioner")
         if system.reused_preconditioner is not None:
             return _reusing_plan(system)
-        return replace(_best_from(system, task, rank), reason="asked for")
+        chosen = _best_from(system, task, rank)
+        return replace(chosen, reason="asked for") if isinstance(system, GapSystem) else chosen
     if not isinstance(system, GapSystem):
         raise ValueError(
             f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
