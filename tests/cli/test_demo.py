@@ -34,7 +34,7 @@ def test_the_scene_has_clouds_dead_pixels_and_lost_lines():
     assert 0.3 < scene.gaps.mean() < 0.5
     assert scene.gaps[list(demo.LOST_LINES)].all()
     assert 12 < scene.truth.min() < scene.truth.max() < 26
-    assert abs((scene.measured - scene.truth).std() - demo.NOISE) < 0.01
+    assert abs((scene.measured - scene.truth).std() - demo.NOISE_KELVIN) < 0.01
     np.testing.assert_array_equal(scene.seen[~scene.gaps], scene.measured[~scene.gaps])
 
 
