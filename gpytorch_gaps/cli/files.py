@@ -9,13 +9,13 @@ from typing import Any
 
 from gpytorch_gaps.filling import fill
 from gpytorch_gaps.filling.kinds import Kind, read_kind
-from gpytorch_gaps.formats import Opened, check_output
+from gpytorch_gaps.formats import OpenedFile, check_output
 from gpytorch_gaps.utils.files import require_place, write_whole
 
 PICTURES = (".png", ".pdf", ".svg")
 
 
-def read_arrays(opened: Opened) -> tuple[Any, dict[str, Kind]]:
+def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, Kind]]:
     """The values for ``fill_gaps``, and an adapter for each variable by name; the name is empty if the file has none.
 
     Values that are read in chunks, but are small, are loaded into memory.
@@ -52,7 +52,7 @@ class Outputs:
         return [self.filled, *([] if self.std is None else [self.std]), *self.pictures.values()]
 
 
-def check_outputs(options: argparse.Namespace, opened: Opened, variables: Iterable[str]) -> Outputs:
+def check_outputs(options: argparse.Namespace, opened: OpenedFile, variables: Iterable[str]) -> Outputs:
     """The outputs asked for, after checking, before any work, that each can be written."""
     outputs = Outputs(options.output, options.std, picture_paths(options.plot, list(variables)), options.smooth)
     check_output(outputs.filled, opened, lossless=outputs.every)

@@ -13,7 +13,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps.cli.files import Outputs, check_outputs, is_streamed, read_arrays, save_picture
 from gpytorch_gaps.filling.kinds import Kind
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.formats import Opened, open_file
+from gpytorch_gaps.formats import OpenedFile, open_file
 
 _MOST_PICTURE_CELLS = 4_000_000  # a larger array is drawn from every n-th cell
 
@@ -72,7 +72,7 @@ def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
     return options.std is not None or (options.plot is not None and not options.no_std)
 
 
-def _write(result: gaps.Filled, opened: Opened, outputs: Outputs, kinds: dict[str, Kind]) -> None:
+def _write(result: gaps.Filled, opened: OpenedFile, outputs: Outputs, kinds: dict[str, Kind]) -> None:
     """Writes the results. Pictures are drawn first, because the filled file may replace the input; if that fails, the
     filled file is written nevertheless."""
     figures: dict[str, Any] = {}

@@ -15,7 +15,8 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.cycles import cycles_of
 from gpytorch_gaps.filling.kinds import Kind
 from gpytorch_gaps.formats import open_file
-from gpytorch_gaps.formats.values import is_gap, slabs
+from gpytorch_gaps.formats.arrays import slabs
+from gpytorch_gaps.utils.dtypes import is_gap
 
 MOST_CELLS = 20_000_000  # the shape of the gaps of a larger array is taken from a block in its middle
 

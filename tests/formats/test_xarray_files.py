@@ -14,7 +14,7 @@ import xarray as xr
 import zarr
 
 from gpytorch_gaps.filling.kinds import read_kind
-from gpytorch_gaps.formats import open_file, values, xarray_files
+from gpytorch_gaps.formats import arrays, netcdf, open_file, xarray_files
 
 NAN = float("nan")
 HDF5 = pytest.mark.skipif(find_spec("h5py") is None, reason="netCDF 4 needs h5py")
@@ -168,7 +168,7 @@ def test_over_itself(tmp_path, source, kind):
 
 @pytest.mark.parametrize("kind", ["netcdf3", "zarr3"])
 def test_slab_by_slab(tmp_path, source, monkeypatch, kind):
-    monkeypatch.setattr(values, "SLAB_BYTES", 300)
+    monkeypatch.setattr(arrays, "SLAB_BYTES", 300)
     path = source(kind)
     with open_file(path) as opened:
         opened.write(filled_with(opened), tmp_path / f"out{path.suffix}")
@@ -516,7 +516,7 @@ def test_deviations_of_packed_numbers_are_floating_numbers_that_say_what_they_ar
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
     (tmp_path / "in.nc").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    monkeypatch.setattr(xarray_files, "HDF5", ("h5netcdf", "no_such_package"))
+    monkeypatch.setattr(netcdf, "HDF5", ("h5netcdf", "no_such_package"))
     message = r"{}: a \.nc file needs no_such_package: pip install 'gpytorch-gaps\[files\]'"
     with pytest.raises(ImportError, match=message.format(r"in\.nc")):
         open_file(tmp_path / "in.nc")
