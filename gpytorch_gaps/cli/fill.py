@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+import textwrap
 import time
 from typing import Any
 
@@ -65,8 +66,9 @@ def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
     streamed = [(name, kind) for name, kind in kinds.items() if is_streamed(kind)]
     if options.std is not None and streamed:
         name, kind = streamed[0]
+        size = " x ".join(map(str, kind.shape))
         raise ValueError(
-            f"--std: {name or 'the array'} has {_size(kind.shape)} cells, too many: they are filled piece by piece, "
+            f"--std: {name or 'the array'} has {size} cells, too many: they are filled piece by piece, "
             "without standard deviations; leave --std out, or take a part"
         )
     return options.std is not None or (options.plot is not None and not options.no_std)
@@ -115,41 +117,11 @@ def _in_words(reports: dict[str, FillReport], outputs: Outputs, seconds: float) 
     lines = []
     for name, report in reports.items():
         lines += [f"{name}:"] * bool(name and len(reports) > 1)
-        lines += [_line(what, words) for what, words in _report_lines(report)]
-    lines += [_line("time", f"{seconds:.3g} s in all"), _line("written", str(outputs.filled))]
-    lines += [_line("", f"{outputs.std} (standard deviations)")] * (outputs.std is not None)
-    lines += [_line("", f"{path} (picture)") for path in outputs.pictures.values()]
+        lines.append(textwrap.indent(str(report), "  "))
+    lines += [f"  time: {seconds:.3g} s in all", f"  written: {outputs.filled}"]
+    lines += [f"    {outputs.std} (standard deviations)"] * (outputs.std is not None)
+    lines += [f"    {path} (picture)" for path in outputs.pictures.values()]
     return "\n".join(lines)
-
-
-def _report_lines(report: FillReport) -> list[tuple[str, str]]:
-    share = 100 * report.num_gaps / report.num_cells
-    lines = [("cells", f"{_size(report.shape)}, {report.num_gaps:,} gaps ({share:.3g} %)")]
-    if report.seconds:
-        lines.append(("took", ", ".join(f"{what} {seconds:.3g} s" for what, seconds in report.seconds.items())))
-    if report.kernel:
-        noise = "" if report.noise_std is None else f"; noise {report.noise_std:.3g}"
-        lines.append(("kernel", f"{report.kernel}{noise}"))
-    if report.solve is not None:
-        solve = report.solve
-        state = "" if solve.converged else ", NOT CONVERGED"
-        done = f"{solve.iterations} iterations, relative residual {solve.worst_residual:.1e}{state}"
-        lines.append(("method", f"{solve.method}, {done}"))
-    if report.held_out is not None:
-        lines.append(("check", f"{report.expected_error}; {report.held_out.count:,} cells were withheld"))
-    elif report.expected_rmse is not None:
-        lines.append(("expected", f"{report.expected_error} (estimated by the model)"))
-    if report.std_method:
-        lines.append(("std", report.std_method))
-    return lines + [("note", note) for note in report.notes]
-
-
-def _line(what: str, words: str) -> str:
-    return f"  {what:<9}{words}"
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _as_dict(
