@@ -35,7 +35,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import spread_cells
 from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 
 MAX_RANK = 5000  # of the preconditioner, the paper's p
 ITERATIONS = 100_000  # of a named method; its time is capped long before

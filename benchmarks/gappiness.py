@@ -22,7 +22,7 @@ from gpytorch_gaps import NotConvergedWarning, SolveReport
 from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 
 SIZE = 100
 METHODS: dict[str, tuple[str, int | None]] = {

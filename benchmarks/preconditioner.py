@@ -26,7 +26,7 @@ from benchmarks._machine import machine_facts
 from benchmarks._results import described, markdown_table, power_of_ten, pyplot, tidy, write_results
 from gpytorch_gaps import NotConvergedWarning, SolveReport, settings
 from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -160,8 +160,8 @@ def active_records() -> tuple[SolveRecord, ...]:
 
 
 @contextmanager
-def resumed(records: Iterable[SolveRecord]) -> Iterator[None]:
-    """Has these records collect inside the block as well, where they do not already."""
+def also_record_to(records: Iterable[SolveRecord]) -> Iterator[None]:
+    """Also records solves made inside the block to `records`."""
     idle = [record for record in records if not any(record is other for other in _recorders)]
     _recorders.extend(idle)
     try:
@@ -233,6 +233,11 @@ def report_solve(report: SolveReport, advice: str) -> None:
         return
     for record in _recorders:
         record.append(report)
+    warn_not_converged(report, advice)
+
+
+def warn_not_converged(report: SolveReport, advice: str) -> None:
+    """Warns with what was achieved, and what to try, if a solve did not converge."""
     if not report.converged:
         achieved = f"a relative residual of {report.worst_residual:.1e} where {report.tolerance:.1e} was asked for"
         if report.std_tolerance is not None and report.worst_residual <= report.tolerance:

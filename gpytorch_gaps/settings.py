@@ -8,16 +8,14 @@ one does not: importing BoTorch raises it to 4096 for the whole process.
 
 import math
 import numbers
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import linear_operator
 from linear_operator.settings import _value_context
 
 from gpytorch_gaps.distributed.communicator import ALONE, Ranks
-from gpytorch_gaps.reports import SolveRecord, active_records, resumed
+from gpytorch_gaps.reports import active_records
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.warm_start import WarmStart
 from gpytorch_gaps.utils import progress as bars
 
@@ -230,97 +228,53 @@ class group(_Setting):
         super().__init__(value if isinstance(value, Ranks) else Ranks(value))
 
 
-_RELATIVE_RESIDUAL, _ERROR_IN_STD = 1e-6, 1e-2  # of a solve, where nothing else was asked for
+_DEFAULT_TOLERANCE, _DEFAULT_MEAN_TOLERANCE = 1e-6, 1e-2  # where nothing else was asked for
 
 
-def mean_tolerance_in_force() -> float | None:
-    """The certified error that posterior means are held to; None where only a residual was asked for."""
-    asked = mean_tolerance.value()
-    return _ERROR_IN_STD if asked is None and solve_tolerance.value() is None else asked
+def current() -> SolveConfig:
+    """The configuration that follows from the settings as they are now: what an operator hands to its solvers.
 
-
-def tolerance_in_force(training: bool = False) -> float:
-    """The tighter of our tolerance and ``linear_operator.settings.cg_tolerance``."""
-    memory = warm_start.value()
-    warm = None if memory is None else memory.tolerance_now
-    while_training = train_tolerance.value() if warm is None else warm
-    ours = while_training if training else solve_tolerance.value() or _RELATIVE_RESIDUAL
-    return min(ours, float(linear_operator.settings.cg_tolerance.value()))
-
-
-def dense_size_in_force() -> float:
-    """The smaller of `dense_size` and ``linear_operator.settings.max_cholesky_size``."""
-    return min(dense_size.value(), linear_operator.settings.max_cholesky_size.value())
-
-
-_OF_A_SOLVE = (
-    gap_method,
-    preconditioner_rank,
-    solve_tolerance,
-    mean_tolerance,
-    max_iterations,
-    dense_size,
-    gap_penalty,
-    mixed_precision,
-)
-_ALL = (*_OF_A_SOLVE, logdet_method, train_tolerance, variance_method, variance_samples, prediction_memory)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The values in force at one time: a posterior keeps those of its making. Two equal ones give the same numbers.
-
-    With them the records that were active: solves made later reach these too.
+    The tighter of our tolerances and ``linear_operator.settings.cg_tolerance`` counts, and the smaller of `dense_size`
+    and ``linear_operator.settings.max_cholesky_size``.
     """
-
-    values: tuple[Any, ...]
-    cg_tolerance: float
-    max_cholesky_size: float
-    records: tuple[SolveRecord, ...] = field(default=(), compare=False, repr=False)
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for setting, value in zip(_ALL, self.values, strict=True):
-                stack.enter_context(setting(value))
-            stack.enter_context(linear_operator.settings.cg_tolerance(self.cg_tolerance))
-            stack.enter_context(linear_operator.settings.max_cholesky_size(self.max_cholesky_size))
-            stack.enter_context(resumed(self.records))
-            yield
-
-    @property
-    def of_a_solve(self) -> tuple[Any, ...]:
-        """What a solution depends on: its key."""
-        return *self.values[: len(_OF_A_SOLVE)], self.cg_tolerance, self.max_cholesky_size
-
-
-def in_force() -> Snapshot:
-    """All that decides how a solve is made."""
-    return Snapshot(
-        tuple(setting.value() for setting in _ALL),
-        float(linear_operator.settings.cg_tolerance.value()),
-        float(linear_operator.settings.max_cholesky_size.value()),
-        active_records(),
+    upstream = float(linear_operator.settings.cg_tolerance.value())
+    tolerance, of_mean = solve_tolerance.value(), mean_tolerance.value()
+    return SolveConfig(
+        method=gap_method.value(),
+        rank=preconditioner_rank.value(),
+        tolerance=min(tolerance or _DEFAULT_TOLERANCE, upstream),
+        mean_tolerance=_DEFAULT_MEAN_TOLERANCE if of_mean is None and tolerance is None else of_mean,
+        max_iterations=max_iterations.value(),
+        dense_size=min(dense_size.value(), linear_operator.settings.max_cholesky_size.value()),
+        penalty=gap_penalty.value(),
+        mixed_precision=mixed_precision.value(),
+        train_tolerance=min(train_tolerance.value(), upstream),
+        logdet_method=logdet_method.value(),
+        num_probes=linear_operator.settings.num_trace_samples.value(),
+        repeat_probes=linear_operator.settings.deterministic_probes.on(),
+        variance_method=variance_method.value(),
+        variance_samples=variance_samples.value(),
+        memory=prediction_memory.value(),
+        communicator=group.value(),
+        warm_start=warm_start.value(),
+        records=active_records(),
     )
 
 
 __all__ = [
-    "Snapshot",
+    "current",
     "dense_size",
-    "dense_size_in_force",
     "gap_method",
     "gap_penalty",
-    "in_force",
+    "group",
     "logdet_method",
     "max_iterations",
     "mean_tolerance",
-    "mean_tolerance_in_force",
     "mixed_precision",
     "preconditioner_rank",
     "prediction_memory",
     "progress",
     "solve_tolerance",
-    "tolerance_in_force",
     "train_tolerance",
     "variance_method",
     "variance_samples",

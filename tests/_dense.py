@@ -8,11 +8,15 @@ from functools import reduce
 import torch
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator
 
+from gpytorch_gaps.autograd.dense_logdet import dense_logdet
+from gpytorch_gaps.linalg.selection import kron_block
 from gpytorch_gaps.operators import (
     SelectedKroneckerAddedDiagOperator,
     SelectedKroneckerDiagOperator,
     SelectedKroneckerOperator,
 )
+from gpytorch_gaps.solvers import solve
+from gpytorch_gaps.solvers.config import SolveConfig
 
 # -- kernels on one axis ---------------------------------------------------------------------------------------------
 
@@ -177,3 +181,16 @@ def check_each(got, expected, dtype, tolerance):
 
 def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def solve_system(system, rhs, *, guess=None, **config):
+    """The solution and its report, by a configuration with some values changed."""
+    solved = solve.solve_system(system, rhs, SolveConfig(**config), guess=guess, of_data="mean_tolerance" in config)
+    return solved.solution, solved.report
+
+
+def data_side_logdet(factors, index, noise):
+    """``log|W K W' + D|`` by Cholesky, differentiable."""
+    matrix = kron_block([factor.double() for factor in factors], index, index)
+    diagonal = noise.double().expand(*noise.shape[:-1], len(index))
+    return dense_logdet(matrix + torch.diag_embed(diagonal))

@@ -13,10 +13,10 @@ from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
-from gpytorch_gaps.solvers.formulations.spectral import Spectral
+from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.krylov import Columns
-from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
 from tests import _standin as standin
 from tests._standin import count_transfers, to_host
@@ -59,7 +59,7 @@ def _rectangular(to, dtype):
 def _spectral(to, dtype):
     system = _system(to)
     rhs = to(dense.randn(len(INDEX), 1))
-    return Spectral(system, rhs, Goal.of(system, rhs, 1e-2))._matmul, None
+    return SpectralGaps(system, rhs, Goal.of(system, rhs, 1e-2))._matmul, None
 
 
 def _gram(to, dtype):

@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
-from gpytorch_gaps.reports import _recorders, resumed
+from gpytorch_gaps.reports import _recorders, also_record_to
 from gpytorch_gaps.utils import progress
 from tests.workflow._pairs import CASES, Model, gappy, with_length
 
@@ -108,7 +108,7 @@ def test_a_record_that_is_active_again_gets_them_once(what):
     with gaps.record_solves() as then:
         posterior = posterior_of(model, grid.points())
     made = len(then)
-    with resumed([then]), resumed([then, then]):
+    with also_record_to([then]), also_record_to([then, then]):
         ask(what, model, posterior)
     assert len(then) > made
     assert len(set(identities(then))) == len(then)
@@ -201,7 +201,7 @@ def test_a_backward_pass_inside_the_block_is_told_once():
 
 def test_a_failure_ends_the_resumed_record():
     with gaps.record_solves() as then:
-        snapshot = settings.in_force()
+        snapshot = settings.current()
 
     def broken():
         with snapshot.restored():
@@ -227,9 +227,9 @@ def test_a_model_does_not_keep_records_alive():
 
 
 def test_snapshots_compare_by_their_values():
-    plain = settings.in_force()
+    plain = settings.current()
     with gaps.record_solves() as record:
-        recorded = settings.in_force()
+        recorded = settings.current()
     assert recorded.records == (record,)
     assert plain.records == ()
     assert plain == recorded
@@ -237,16 +237,16 @@ def test_snapshots_compare_by_their_values():
     assert {plain: 1}[recorded] == 1
     assert "records" not in repr(recorded)
     with settings.gap_method("fill"):
-        assert settings.in_force() != plain
+        assert settings.current() != plain
     with MAX_CHOLESKY(17):
-        assert settings.in_force() != plain
+        assert settings.current() != plain
 
 
 def test_the_key_of_a_solve():
     """What its solution depends on, and nothing else."""
-    plain = settings.in_force().of_a_solve
+    plain = settings.current().solution_key
     with gaps.record_solves(), settings.variance_samples(17), settings.logdet_method("exact"):
-        assert settings.in_force().of_a_solve == plain
+        assert settings.current().solution_key == plain
     for context in (
         settings.gap_method("fill"),
         settings.preconditioner_rank(3),
@@ -257,8 +257,8 @@ def test_the_key_of_a_solve():
         linear_operator.settings.cg_tolerance(1e-8),
     ):
         with context:
-            assert settings.in_force().of_a_solve != plain
-    assert settings.in_force().of_a_solve == plain
+            assert settings.current().solution_key != plain
+    assert settings.current().solution_key == plain
 
 
 def test_every_setting_is_restored():
@@ -278,12 +278,12 @@ def test_every_setting_is_restored():
     with ExitStack() as stack:
         for setting, value in contexts.items():
             stack.enter_context(setting(value))
-        snapshot = settings.in_force()
-    before = settings.in_force()
+        snapshot = settings.current()
+    before = settings.current()
     with snapshot.restored():
         assert {setting: setting.value() for setting in contexts} == contexts
-        assert settings.in_force() == snapshot
-    assert settings.in_force() == before != snapshot
+        assert settings.current() == snapshot
+    assert settings.current() == before != snapshot
 
 
 # -- bars --------------------------------------------------------------------------------------------------------------

@@ -147,20 +147,20 @@ def test_the_tighter_tolerance_is_in_force(ours, theirs, expected, training):
 
 def test_training_and_solving_have_their_own_tolerance():
     with settings.solve_tolerance(1e-9), settings.train_tolerance(1e-3):
-        assert settings.tolerance_in_force() == 1e-9
-        assert settings.tolerance_in_force(training=True) == 1e-3
+        assert settings.current().tolerance == 1e-9
+        assert settings.current().train_tolerance == 1e-3
 
 
 def test_upstreams_default_loosens_nothing():
-    assert settings.tolerance_in_force() == 1e-6
-    assert settings.tolerance_in_force(training=True) == 1e-6
+    assert settings.current().tolerance == 1e-6
+    assert settings.current().train_tolerance == 1e-6
 
 
 def test_means_are_certified_unless_only_a_residual_is_asked_for():
-    assert (settings.tolerance_in_force(), settings.mean_tolerance_in_force()) == (1e-6, 1e-2)
+    assert (settings.current().tolerance, settings.current().mean_tolerance) == (1e-6, 1e-2)
     with settings.solve_tolerance(1e-3):
-        assert (settings.tolerance_in_force(), settings.mean_tolerance_in_force()) == (1e-3, None)
+        assert (settings.current().tolerance, settings.current().mean_tolerance) == (1e-3, None)
         with settings.mean_tolerance(1e-4):
-            assert settings.mean_tolerance_in_force() == 1e-4
+            assert settings.current().mean_tolerance == 1e-4
     with settings.mean_tolerance(0.1):
-        assert (settings.tolerance_in_force(), settings.mean_tolerance_in_force()) == (1e-6, 0.1)
+        assert (settings.current().tolerance, settings.current().mean_tolerance) == (1e-6, 0.1)

@@ -11,13 +11,10 @@ are drawn by all ranks alike, so that the sum is that of one process with the sa
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import linear_operator
 import torch
-from linear_operator.operators import IdentityLinearOperator, LinearOperator
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Module, Parameter
@@ -25,7 +22,6 @@ from torch.nn import Module, Parameter
 from gpytorch_gaps.distributed.communicator import RankError, Ranks, shares
 
 T = TypeVar("T")
-_OTHER_STREAM = 0x5DEECE66D  # added to the seed: the data may have been drawn with it
 _ALIKE = 1e-6  # relative: rounding on another machine is less, another step of training more
 
 
@@ -61,14 +57,6 @@ class Share:
         return self.probes.stop - self.probes.start
 
     @property
-    def draws(self) -> bool:
-        """Whether probes are to be drawn here, rather than by linear_operator: for all ranks alike, or repeatably.
-
-        Its own ``deterministic_probes`` go through a Lanczos root of the preconditioner, which is short of variance.
-        """
-        return self.ranks.size > 1 or linear_operator.settings.deterministic_probes.on()
-
-    @property
     def weight(self) -> float:
         return self.count / self.num_probes
 
@@ -83,34 +71,6 @@ class Share:
         """What the rank of the last column has found."""
         ranks = self.ranks
         return ranks.gather(own, "likelihoods")[min(ranks.size, self.num_probes + 1) - 1]
-
-
-def own_probes(operator: LinearOperator, preconditioner: LinearOperator | None, share: Share) -> tuple[Tensor, Tensor]:
-    """This rank's of the probes that one process would draw, normalised, and their norms. shape: (*batch, N, k)"""
-    if preconditioner is None:
-        preconditioner = IdentityLinearOperator(
-            diag_shape=operator.size(-1), batch_shape=operator.batch_shape, dtype=operator.dtype, device=operator.device
-        )
-    with torch.no_grad(), _repeatable(operator.device):
-        probes = preconditioner.zero_mean_mvn_samples(share.num_probes)[share.probes]
-        probes = probes.movedim(0, -1).contiguous()
-        norms = probes.norm(dim=-2, keepdim=True)
-    return probes / norms, norms
-
-
-@contextmanager
-def _repeatable(device: torch.device) -> Iterator[None]:
-    """With ``deterministic_probes``, the same random numbers at every evaluation: those of ``torch.manual_seed``."""
-    if linear_operator.settings.deterministic_probes.off():
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed((torch.initial_seed() + _OTHER_STREAM) % 2**63)
-        yield
-
-
-def num_probes() -> int:
-    return linear_operator.settings.num_trace_samples.value()
 
 
 def same_problem(ranks: Ranks, choice: T, tensors: Iterable[Tensor | None]) -> T:

@@ -19,7 +19,7 @@ from gpytorch_gaps.likelihoods.marginal_normal import MarginalNormal
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
 from gpytorch_gaps.operators.inspect import grid_covariance, grid_points, one_member, row_points
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 
 
@@ -98,7 +98,7 @@ class GappyGridLikelihood(GaussianLikelihood):
                 f"model.to({function_dist.mean.dtype}) casts a model with its likelihood"
             )
         noisy = grid_covariance(covariance) + diagonal
-        plain = type(function_dist) is MultivariateNormal and isinstance(noisy, OwnAddedDiagOperator)
+        plain = type(function_dist) is MultivariateNormal and isinstance(noisy, NoisyGridOperator)
         return (MarginalNormal if plain else type(function_dist))(function_dist.mean, noisy)
 
     def _shaped_noise_covar(

@@ -3,9 +3,11 @@
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.penalized_gaps import PenalizedGapsOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
+from gpytorch_gaps.operators.selected_kronecker_added_diag import (
+    PenalizedGapsOperator,
+    SelectedKroneckerAddedDiagOperator,
+)
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
 from gpytorch_gaps.operators.selected_kronecker_sum import (
     SelectedKroneckerSumAddedDiagOperator,

@@ -13,11 +13,10 @@ from gpytorch_gaps.autograd.shifted_solve import ShiftedSolve
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, kron_eigh
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
-from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_noise, check_factors, check_index
 from gpytorch_gaps.operators.low_rank import low_rank_operator
+from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
-from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
 from gpytorch_gaps.utils.cache import Memo
 from gpytorch_gaps.utils.precision import full_float32
 
@@ -81,28 +80,10 @@ class FillGapsOperator(KroneckerFactorsOperator):
         return super()._getitem(row_index, col_index, *batch_indices)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        result = krylov_solve(
-            self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape, bool(num_tridiag)
-        )
-        if result.lanczos is not None:
-            self._probe_holder()["last"] = log_quadrature(result.lanczos, self.size(-1)), result.iterations
-        return result.as_upstream()
-
-    def _probe_holder(self) -> dict[str, tuple[Tensor, int]]:
-        """Survives the rebuilding of the operator inside autograd Functions, like all that rides on the memo."""
-        return self.memo.get("probes", (*self.factors, self.gap_index), dict)
-
-    probes: tuple[Tensor | None, Tensor | None] = (None, None)  # and their norms; drawn where there are none
-
-    def _probe_vectors_and_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.probes
-
-    def last_probes(self) -> tuple[Tensor, int]:
-        """What each probe of the last stochastic log-determinant estimated, (probes, *batch), and the iterations."""
-        return self._probe_holder()["last"]
+        return solve_matrix(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
-        rank = settings.preconditioner_rank.value() or 0
+        rank = settings.current().rank or 0
         if not rank or not len(self.gap_index):
             return None, None, None
         precondition: ShiftedEigenPreconditioner = self.memo.get(

@@ -1,4 +1,4 @@
-"""A low-rank preconditioner as the LinearOperator that GPyTorch draws probes from and differentiates."""
+"""A low-rank preconditioner as the LinearOperator that linear_operator draws probes from and differentiates."""
 
 import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator, RootLinearOperator
@@ -11,7 +11,7 @@ from gpytorch_gaps.utils.precision import full_float32
 
 
 class _LowRankSum(PsdSumLinearOperator):
-    """A sum whose probes and gradients GPyTorch asks for, outside of any block of ours."""
+    """A sum whose probes and gradients linear_operator asks for, outside of any block of ours."""
 
     @full_float32()
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:

@@ -1,85 +1,96 @@
 """What our covariances of noisy observations share: they own their solves and log-determinants, with reports."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
-import linear_operator
 import torch
 from linear_operator import to_dense
-from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, LinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+)
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.columns import Share, num_probes, own_probes, same_problem, sum_over_ranks
-from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.operators._warm import warm_inv_quad_logdet
 from gpytorch_gaps.operators.base import as_diagonal
-from gpytorch_gaps.operators.implicit_solve import OwnInvQuad, OwnSolve
+from gpytorch_gaps.operators.estimates import preconditioner_ranks, quadratic_form
+from gpytorch_gaps.operators.implicit_solve import ImplicitSolve
+from gpytorch_gaps.operators.likelihood import likelihood_terms
+from gpytorch_gaps.operators.low_rank import low_rank_operator
+from gpytorch_gaps.operators.upstream import solve_for_upstream, upstream_result
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.reports import LogdetReport, report_logdet, report_solve
-from gpytorch_gaps.solvers.logdet.stochastic import estimating, log_quadrature, standard_error
-from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.solvers.sum_system import SumSystem
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.reports import report_logdet, report_solve
+from gpytorch_gaps.solvers.config import SolveConfig
+from gpytorch_gaps.solvers.planning.costs import best_rank
+from gpytorch_gaps.solvers.solve import Solved, advice_for, solve_system
+from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.threads import Work, sized
 
-_DEFAULT_RANK = 1000  # of low-rank variances
+_DEFAULT_LOW_RANK = 1000  # of low-rank variances
 
 
-class OwnAddedDiagOperator(AddedDiagLinearOperator):
-    """``K + D`` whose subclasses say how to solve with it, precondition it, and take its log-determinant."""
+class NoisyGridOperator(AddedDiagLinearOperator):
+    """``K + D`` whose subclasses say what K is made of; solves, preconditioners and log-determinants follow from that.
 
-    _advice = ADVICE  # what to try where a method did not converge
+    Everything starts from :meth:`system`. Settings are read here, once, and handed down as a ``SolveConfig``.
+    """
+
+    def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:
+        super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
+        kernel, noise = self._linear_op, self._diag_tensor
+        if noise.dtype != kernel.dtype or noise.device != kernel.device:
+            raise ValueError(
+                f"{type(self).__name__}: the diagonal is {noise.dtype} on {noise.device}, "
+                f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
+            )
 
     # -- what a subclass says ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None, of_data: bool = False) -> Tensor:
-        """``(K + D)^-1 rhs`` by the current method, from a guess if there is one; reported. shape: (*batch, N, C)
-
-        :param of_data: whether rhs are data, whose posterior mean must meet ``settings.mean_tolerance``.
-        """
+    def system(self) -> NoisySystem:
+        """The detached system in float64, with what was worked out for it so far."""
 
     @abstractmethod
-    def _logdet_path(self) -> tuple[str, str]:
-        """The method of the log-determinant in force, and the side of the block identity it works on."""
+    def term_factors(self) -> list[tuple[Tensor, ...]]:
+        """The factors of every Kronecker term."""
 
-    @abstractmethod
-    def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
-        """``log|K + D|`` by any method but the stochastic one on the data side. Differentiable."""
-
-    @abstractmethod
-    def _system(self) -> GapSystem | SumSystem:
-        """The detached matrix in float64, with what was worked out for it so far."""
-
-    def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
-        """A ``P = F C F' + D`` that is this matrix to `level` times the tolerance in force, and how far it is at most.
-
-        None where there is none, or where `num_rhs` solves cost less.
-        """
+    def unstructured_root(self) -> Tensor | None:
+        """R with ``R R'`` the terms that are no Kronecker products, to some rank. shape: (*batch, N, r)"""
         return None
 
-    def low_rank_approximation(self) -> LowRankPreconditioner | None:
-        """``P = F C F' + D`` of the rank in force; None where there is none."""
+    def whitened(self) -> "tuple[NoisyGridOperator, Tensor] | None":
+        """For noise that is a product over axes: the covariance with unit noise, and ``D^(1/2)``, shape (*batch, N)."""
         return None
 
-    @abstractmethod
-    def solve_flops(self, num_rhs: int) -> float:
-        """What `num_rhs` solves by the method in force should cost."""
+    def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
+        """``P = F C F' + D`` of about that rank, in the eigenvectors of K; None where there is none."""
+        chosen = best_rank(self.system(), 1, 1e-6, rank)
+        return self.system().low_rank_approximation(chosen.ranks) if chosen.rank else None
 
-    def _work(self, rhs: Tensor | None, *_: Any, more: int = 0, **__: Any) -> Work:
-        """The work of one product with as many columns as rhs has, and `more`."""
-        columns = more + (0 if rhs is None else rhs.numel() // max(1, self.size(-1)))
-        return columns * self._system().product_flops, columns * self.size(-1)
+    def kernel_matrix(self) -> Tensor:
+        """The kernel without noise, dense. shape: (*batch, N, N)"""
+        return to_dense(self._linear_op)
 
-    @sized(_work)
-    def wide_matmul(self, x: Tensor) -> Tensor:
-        """The product in float64, detached, by way of narrow roots where these are known. shape: (*batch, N, C)"""
-        system = self._system()
-        scale = getattr(system, "row_scale", None)
-        if scale is not None:  # whitened
-            return scale * system.matmul(scale * x)
-        return system.matmul(x)
+    def noise_tensor(self) -> Tensor:
+        """shape: (*batch, 1) or (*batch, N)"""
+        diag = self._diag_tensor
+        return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diagonal()
+
+    # -- staying what it is ------------------------------------------------------------------------------------------
+
+    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
+        return self + as_diagonal(self, diag)
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        """The noise stays outermost, for our solves."""
+        if isinstance(other, DiagLinearOperator):
+            return type(self)(self._linear_op, self._diag_tensor + other)
+        if isinstance(other, AddedDiagLinearOperator):
+            return self._linear_op + other._linear_op + (self._diag_tensor + other._diag_tensor)
+        return self._linear_op + other + self._diag_tensor
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         diag = self._diag_tensor
@@ -92,39 +103,34 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
 
     # -- solving -----------------------------------------------------------------------------------------------------
 
-    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
-        return self + as_diagonal(self, diag)
-
-    def _solve_preconditioner(self) -> None:
-        """The method in force sets up its own."""
-        return
+    def _work(self, rhs: Tensor | None, *_: Any, more: int = 0, **__: Any) -> Work:
+        """The work of one product with as many columns as rhs has, and `more`."""
+        columns = more + (0 if rhs is None else rhs.numel() // max(1, self.size(-1)))
+        return columns * self.system().product_flops, columns * self.size(-1)
 
     @sized(_work)
-    def _solve(
+    def solve_columns(
         self,
         rhs: Tensor,
-        preconditioner: Any = None,
-        num_tridiag: int = 0,
-        training: bool = False,
+        config: SolveConfig | None = None,
+        *,
         guess: Tensor | None = None,
         of_data: bool = False,
-    ) -> Any:
-        if not num_tridiag:
-            return self._solve_own(rhs, training, guess, of_data)
-        # upstream's log-determinant asks for solves and Lanczos matrices at once, which is ignore-gaps
-        system = self._system()
-        inner = torch.float32 if settings.mixed_precision.value() else torch.float64
-        result = krylov_solve(
-            system.matmul, rhs, preconditioner, num_tridiag, self.batch_shape, training=True, inner=inner
-        )
-        assert result.lanczos is not None
-        probes = system.probes
-        probes.estimates, probes.iterations = log_quadrature(result.lanczos, self.size(-1)), result.iterations
-        flops = result.iterations * result.residual.numel() * system.product_flops
-        rank = getattr(getattr(preconditioner, "__self__", None), "rank", 0)
-        reason = f"with {num_tridiag} probes for the log-determinant"
-        report_solve(result.report("ignore", rank, flops, reason), self._advice["ignore"])
-        return result.solution, result.lanczos.to(result.solution.dtype)
+        prior: Tensor | None = None,
+    ) -> Solved:
+        """Solves without a graph: see :func:`~gpytorch_gaps.solvers.solve.solve_system`. shape: (*batch, N, C)
+
+        :param config: default: the current settings.
+        """
+        config = config or settings.current()
+        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
+        wide = rhs.detach().expand(*batch, *rhs.shape[-2:])
+        return solve_system(self.system(), wide, config, guess=guess, of_data=of_data, prior=prior)
+
+    @sized(_work)
+    def wide_matmul(self, x: Tensor) -> Tensor:
+        """The product in float64, without a graph. shape: (*batch, N, C)"""
+        return self.system().original_matmul(x)
 
     def solve(
         self,
@@ -132,41 +138,31 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         left_tensor: Tensor | None = None,
         guess: Tensor | None = None,
         of_data: bool = False,
+        config: SolveConfig | None = None,
     ) -> Tensor:
         """``left (K + D)^-1 right``.
 
         :param guess: of ``(K + D)^-1 right``, shaped like right: it may save iterations.
         :param of_data: whether `right` are data. The error of their posterior mean is then certified, and held to
             ``settings.mean_tolerance``.
+        :param config: default: the current settings.
         """
-        columns = self._columns("solve: right_tensor", right_tensor)
+        columns, config = self._columns("solve: right_tensor", right_tensor), config or settings.current()
         if guess is not None:
             guess = (guess.unsqueeze(-1) if guess.dim() == 1 else guess).detach().expand(columns.shape)
         if columns.dim() > 2 and not self.batch_shape:
             # a batch of right-hand sides for one matrix is a matrix with more of them
             flat = columns.movedim(-2, 0).flatten(1)
             guess = None if guess is None else guess.movedim(-2, 0).flatten(1)
-            solution = (
-                self.solve(flat, guess=guess, of_data=of_data)
-                .unflatten(1, (*columns.shape[:-2], columns.size(-1)))
-                .movedim(0, -2)
-            )
+            solution = self.solve(flat, guess=guess, of_data=of_data, config=config)
+            solution = solution.unflatten(1, (*columns.shape[:-2], columns.size(-1))).movedim(0, -2)
             return solution if left_tensor is None else left_tensor @ solution
         operator, columns = self._same_batch(columns)
         guess = None if guess is None else guess.expand(columns.shape)
-        solution = OwnSolve.apply(operator.representation_tree(), columns, guess, of_data, *operator.representation())
+        tree, tensors = operator.representation_tree(), operator.representation()
+        solution = ImplicitSolve.apply(tree, columns, guess, of_data, config, *tensors)
         solution = solution.squeeze(-1) if right_tensor.dim() == 1 else solution
         return solution if left_tensor is None else left_tensor @ solution
-
-    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        operator, columns = self._same_batch(self._columns("inv_quad: inv_quad_rhs", inv_quad_rhs))
-        terms = OwnInvQuad.apply(operator.representation_tree(), columns, *operator.representation())
-        return terms.sum(-1) if reduce_inv_quad else terms
-
-    def sqrt_inv_matmul(self, rhs: Tensor, lhs: Tensor | None = None) -> Any:
-        """``(K + D)^-1/2 rhs``: upstream's, without a preconditioner, which would give a rotated root."""
-        plain = type(self)(*self.linear_ops, preconditioner_override=_no_preconditioner)
-        return AddedDiagLinearOperator.sqrt_inv_matmul(plain, rhs, lhs)
 
     def _columns(self, name: str, rhs: Tensor) -> Tensor:
         """Right-hand sides as columns, checked. shape: (N,) or (*batch, N, C) -> (*batch, N, C)"""
@@ -181,137 +177,81 @@ class OwnAddedDiagOperator(AddedDiagLinearOperator):
         operator = self if batch == self.batch_shape else self.expand(*batch, *self.matrix_shape)
         return operator, columns.expand(*batch, *columns.shape[-2:])
 
-    # -- log-determinant ---------------------------------------------------------------------------------------------
+    # -- the likelihood ----------------------------------------------------------------------------------------------
+
+    def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
+        operator, columns = self._same_batch(self._columns("inv_quad: inv_quad_rhs", inv_quad_rhs))
+        terms = quadratic_form(operator, columns, settings.current())
+        return terms.sum(-1) if reduce_inv_quad else terms
 
     def _work_with_probes(self, inv_quad_rhs: Tensor | None = None, *_: Any, **__: Any) -> Work:
-        return self._work(inv_quad_rhs, more=linear_operator.settings.num_trace_samples.value())
+        return self._work(inv_quad_rhs, more=settings.current().num_probes)
 
     @sized(_work_with_probes)
     def inv_quad_logdet(
         self, inv_quad_rhs: Tensor | None = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
     ) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros([], dtype=self.dtype, device=self.device)
         if not logdet:
             if inv_quad_rhs is None:
                 raise RuntimeError("inv_quad_logdet: got neither inv_quad_rhs nor logdet=True, expected at least one")
+            zero = torch.zeros([], dtype=self.dtype, device=self.device)
             return self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad)), zero
-        together = inv_quad_rhs is not None and inv_quad_rhs.shape[:-2] == self.batch_shape
-        path = self.agreed_path(inv_quad_rhs)
-        memory = settings.warm_start.value()
-        remembered = memory is not None and together and not self.batch_shape
-        if remembered and self._is_estimate(path):
-            assert inv_quad_rhs is not None
-            quad, value = warm_inv_quad_logdet(self, memory, self._columns("inv_quad_rhs", inv_quad_rhs), path)
-            return quad.sum(-1) if reduce_inv_quad else quad, value
-        if together and path == ("stochastic", "data"):
-            # one run of conjugate gradients serves probes and right-hand sides
-            quad, value, report = self._upstream_inv_quad_logdet(inv_quad_rhs, bool(reduce_inv_quad))
-        else:
-            # what is shared is added up when each has done its part of both
-            quad, shared = self._own_inv_quad(inv_quad_rhs, path)
-            value, report = self._own_logdet(path)
-            quad = sum_over_ranks(settings.group.value(), quad, self.representation()) if shared else quad
-            quad = quad.sum(-1) if reduce_inv_quad and inv_quad_rhs is not None else quad
+        nothing = torch.zeros(*self.shape[:-1], 0, dtype=self.dtype, device=self.device)
+        rhs = nothing if inv_quad_rhs is None else self._columns("inv_quad_logdet: inv_quad_rhs", inv_quad_rhs)
+        together = rhs.shape[:-2] == self.batch_shape
+        # autograd Functions rebuild the operator with the whole batch shape on every tensor
+        operator: NoisyGridOperator = self._expand_batch(self.batch_shape) if self.batch_shape else self
+        quad, value, report = likelihood_terms(operator, rhs if together else nothing, settings.current())
         report_logdet(report)
-        return quad, value
+        if inv_quad_rhs is None:
+            return torch.zeros([], dtype=self.dtype, device=self.device), value
+        quad = quad if together else self.inv_quad(rhs, reduce_inv_quad=False)
+        return quad.sum(-1) if reduce_inv_quad else quad, value
 
-    def agreed_path(self, rhs: Tensor | None = None) -> tuple[str, str]:
-        """The first rank's :meth:`_logdet_path`, which rounding may change; refused where ranks have parted."""
-        ranks, path = settings.group.value(), self._logdet_path()
-        return path if ranks.size == 1 else same_problem(ranks, path, [rhs, *self.representation()])
+    # -- what linear_operator asks for -------------------------------------------------------------------------------
 
-    def _own_inv_quad(self, rhs: Tensor | None, path: tuple[str, str]) -> tuple[Tensor, bool]:
-        """By the rank that has the data, where others have the probes of an estimate; whether it is to be added up."""
-        if rhs is None:
-            return torch.zeros([], dtype=self.dtype, device=self.device), False
-        shared = settings.group.value().size > 1 and self._is_estimate(path)
-        if shared and not Share(settings.group.value(), num_probes()).has_data:
-            return self._no_quad(rhs), True
-        return self.inv_quad(rhs, False), shared
+    def _solve_preconditioner(self) -> None:
+        """The method that is chosen sets up its own."""
+        return
 
-    def _no_quad(self, rhs: Tensor) -> Tensor:
-        """shape: (*batch, C)"""
-        columns = 1 if rhs.dim() == 1 else rhs.size(-1)
-        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
-        nothing = torch.zeros(*batch, columns, dtype=self.dtype, device=self.device)
-        return nothing + 0.0 * rhs.sum() if rhs.requires_grad else nothing  # a function of the data, here too
+    @sized(_work)
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
+        if not num_tridiag:
+            return self.solve_columns(rhs).solution
+        solved = solve_for_upstream(self.system(), rhs, preconditioner, num_tridiag)
+        report_solve(solved.report, advice_for(self.system(), "ignore"))
+        return upstream_result(solved, num_tridiag)
 
-    def _is_estimate(self, path: tuple[str, str]) -> bool:
-        """Whether the log-determinant is found from probes."""
-        return path[0] == "stochastic"
+    def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
+        """``P = Σ_t W Q_t T_t,p Q_t' W' + R R' + D`` as (P^-1, P, log|P|).
 
-    def _own_logdet(self, path: tuple[str, str]) -> tuple[Tensor, LogdetReport]:
-        """``log|K + D|``, differentiable, and how it was found."""
-        if path == ("stochastic", "data"):
-            _, value, report = self._upstream_inv_quad_logdet(None, True)
-            return value, report
-        return self._logdet_by(*path)
-
-    def _upstream_inv_quad_logdet(
-        self, rhs: Tensor | None, reduce_inv_quad: bool
-    ) -> tuple[Tensor, Tensor, LogdetReport]:
-        """GPyTorch's own estimator, with our preconditioner for its variance and our solves."""
-        # autograd Functions rebuild the operator fully expanded: the probes they see must be those we ask for below
-        operator: OwnAddedDiagOperator = self._expand_batch(self.batch_shape) if self.batch_shape else self
-        share = Share(settings.group.value(), num_probes())
-        with estimating():
-            estimates: Tensor | None
-            if share.draws:
-                quad, value, estimates = operator._estimate_together(rhs, share)
-                quad = quad.sum(-1) if reduce_inv_quad else quad
-            else:
-                quad, value = AddedDiagLinearOperator.inv_quad_logdet(operator, rhs, True, reduce_inv_quad)
-                estimates = operator._system().probes.estimates
-        assert estimates is not None  # set by _solve, which the estimator above called
-        error, iterations = standard_error(estimates), operator._system().probes.iterations
-        report = LogdetReport("stochastic", value.detach(), error, estimates.size(0), iterations, "data side")
-        return quad, value, report
-
-    def _estimate_together(self, rhs: Tensor | None, share: Share) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with probes that are drawn here, by several ranks perhaps; and what these probes estimated.
-
-        One rank has the data, and all have some probes.
+        The eigenvectors are frozen and T_p are Rayleigh quotients: P is differentiable, its basis is not.
         """
-        operator, estimates = self._with_probes_of(share), None
-        own = rhs if share.has_data else None
-        quad = torch.zeros([], dtype=self.dtype, device=self.device) if rhs is None else self._no_quad(rhs)
-        value = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
-        if share.count:
-            found, value = AddedDiagLinearOperator.inv_quad_logdet(operator, own, True, False)
-            estimates = operator._system().probes.estimates
-            quad = quad if own is None else found
-        elif own is not None:
-            quad = self.inv_quad(own, False)
-        total = sum_over_ranks(share.ranks, share.weight * value, self.representation())
-        return sum_over_ranks(share.ranks, quad), total, share.of(estimates)
+        if self.preconditioner_override is not None:
+            return self.preconditioner_override(self)
+        ranks = () if self.whitened() is not None else preconditioner_ranks(self, settings.current())
+        if not ranks:
+            return None, None, None
+        system, root = self.system(), self.unstructured_root()
+        preconditioner = system.preconditioner(ranks)
+        coefficients = system.coefficients(ranks, self.term_factors())
+        operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype, root)
+        wide_root = None if root is None else root.double()
+        logdet = preconditioner.logdet(coefficients, self.noise_tensor().double(), wide_root)
+        return preconditioner.solve, operator, logdet.to(self.dtype)
 
-    def _with_probes_of(self, share: Share) -> "OwnAddedDiagOperator":
-        """The same, preconditioned as it is, with some of the probes that it would draw."""
-        made = self._preconditioner()
-        operator = type(self)(*self.linear_ops, preconditioner_override=lambda _: made)
-        operator._probes = own_probes(operator, made[1], share)
-        return operator
-
-    _probes: tuple[Tensor | None, Tensor | None] = (None, None)
-
-    def _probe_vectors_and_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        return self._probes
-
-
-def solve_data(train: LinearOperator, data: Tensor, guess: Tensor | None = None) -> Tensor:
-    """``(K + D)^-1 y`` for data y; the error of its posterior mean is certified where the operator is ours."""
-    if isinstance(train, OwnAddedDiagOperator):
-        return train.solve(data, guess=guess, of_data=True)
-    return train.solve(data)
-
-
-def asked_rank() -> int:
-    """Of low-rank variances: ``settings.preconditioner_rank``, or a default."""
-    rank = settings.preconditioner_rank.value()
-    if rank == 0:
-        raise ValueError("preconditioner_rank: got 0 with variance_method 'low_rank', expected a rank above 0")
-    return _DEFAULT_RANK if rank is None else rank
+    def sqrt_inv_matmul(self, rhs: Tensor, lhs: Tensor | None = None) -> Any:
+        """``(K + D)^-1/2 rhs``: upstream's, without a preconditioner, which would give a rotated root."""
+        plain = type(self)(*self.linear_ops, preconditioner_override=_no_preconditioner)
+        return AddedDiagLinearOperator.sqrt_inv_matmul(plain, rhs, lhs)
 
 
 def _no_preconditioner(_: LinearOperator) -> tuple[None, None, None]:
     return None, None, None
+
+
+def low_rank_of(config: SolveConfig) -> int:
+    """The rank of low-rank variances: ``settings.preconditioner_rank``, or a default."""
+    if config.rank == 0:
+        raise ValueError("preconditioner_rank: got 0 with variance_method 'low_rank', expected a rank above 0")
+    return _DEFAULT_LOW_RANK if config.rank is None else config.rank

@@ -18,8 +18,9 @@ from gpytorch_gaps.autograd.bilinear import thin_bilinear_gradient
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
-from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
+from gpytorch_gaps.operators.sums import add
+from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.utils.cache import Memo
 from gpytorch_gaps.utils.precision import full_float32, rounded
 from gpytorch_gaps.utils.threads import Work, sized
@@ -168,16 +169,12 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         if isinstance(other, ZeroLinearOperator):
             return self
         if isinstance(other, DiagLinearOperator) and self.is_square and self.is_symmetric:
-            from gpytorch_gaps.operators.selected_kronecker_added_diag import SelectedKroneckerAddedDiagOperator
-
-            return SelectedKroneckerAddedDiagOperator(self, other)
+            return add("diagonal", self, other)
         if isinstance(other, AddedDiagLinearOperator):  # the noise stays outermost, for our solves
             return self + other._linear_op + other._diag_tensor
         mixed = isinstance(other, LinearOperator)
         if mixed and self.shape[-2:] == other.shape[-2:] and self.is_square and self.is_symmetric:
-            from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
-
-            return SelectedKroneckerSumOperator(self, other)
+            return add("kernel", self, other)
         return super().__add__(other)
 
     def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
@@ -185,4 +182,4 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
-        return krylov_solve(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape).as_upstream()
+        return solve_matrix(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)

@@ -1,12 +1,10 @@
 """``W K W' + D``: the covariance of the observations, which owns its solves and its log-determinant."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import linear_operator
+import torch
 from linear_operator.operators import (
-    AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
     DiagLinearOperator,
     LinearOperator,
@@ -15,39 +13,23 @@ from linear_operator.operators import (
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
-from gpytorch_gaps import settings
-from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.linalg.eigen import kron_eigh
-from gpytorch_gaps.operators._logdet import logdet_by, whitened_logdet
-from gpytorch_gaps.operators._solve import solve_in_force
-from gpytorch_gaps.operators.base import same_cells
-from gpytorch_gaps.operators.low_rank import low_rank_operator
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, asked_rank
+from gpytorch_gaps.linalg.selection import product_at, unravel
+from gpytorch_gaps.operators.base import as_noise, check_factors, check_index, same_cells
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
+from gpytorch_gaps.operators.sums import register_sum
 from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.reports import LogdetReport
-from gpytorch_gaps.solvers.planning.logdet import choose_logdet
-from gpytorch_gaps.solvers.planning.plans import (
-    best_rank,
-    choose_plans,
-    dense_first,
-    fill_plan,
-    filling_plan,
-    low_rank_form_flops,
-)
-from gpytorch_gaps.solvers.system import GapSystem
-
-_LOW_RANK_LIMIT = 4096  # a form of higher rank is left to solves
+from gpytorch_gaps.solvers.gap_system import GapSystem, whiten
 
 
-class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
+class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
     """``W (K_1 (x) ... (x) K_d) W' + D``, as GPyTorch's likelihoods build it.
 
-    Owns its solve (``settings.gap_method``), its preconditioner (eqn:IG_precon) and its log-determinant
-    (``settings.logdet_method``). The noise may be constant, a product over axes, or any diagonal; the first two allow
-    fill-gaps.
+    Owns its solve (``settings.gap_method``), its preconditioner and its log-determinant (``settings.logdet_method``).
+    The noise may be constant, a product over axes, or any diagonal; the first two allow fill-gaps.
 
     :param linear_ops: a :class:`SelectedKroneckerOperator` with the same rows and columns, and a diagonal operator.
     """
@@ -62,24 +44,10 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             )
         super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
         kernel, noise = self._linear_op, self._diag_tensor
-        if noise.dtype != kernel.dtype or noise.device != kernel.device:
-            raise ValueError(
-                f"SelectedKroneckerAddedDiagOperator: the diagonal is {noise.dtype} on {noise.device}, "
-                f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
-            )
         if isinstance(noise, SelectedKroneckerDiagOperator) and noise.shape_of_grid != kernel.row_shape:
             raise ValueError(f"axis_noise: got axes of {noise.shape_of_grid} levels, expected {kernel.row_shape}")
         if isinstance(noise, SelectedKroneckerDiagOperator) and not same_cells(noise.index, kernel.row_index):
             raise ValueError("index: the noise is on other cells than the kernel; expected the same")
-
-    # -- staying what it is ------------------------------------------------------------------------------------------
-
-    def __add__(self, other: Any) -> LinearOperator | Tensor:
-        if isinstance(other, DiagLinearOperator):
-            return type(self)(self._linear_op, self._diag_tensor + other)
-        if isinstance(other, AddedDiagLinearOperator):
-            return self._linear_op + other._linear_op + (self._diag_tensor + other._diag_tensor)
-        return self._linear_op + other + self._diag_tensor
 
     def _sum_batch(self, dim: int) -> LinearOperator:
         return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
@@ -90,8 +58,6 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
             return type(self)(*parts)
         return SumLinearOperator(*parts)
 
-    # -- solving -----------------------------------------------------------------------------------------------------
-
     @property
     def factors(self) -> tuple[Tensor, ...]:
         return self._linear_op.factors
@@ -100,125 +66,75 @@ class SelectedKroneckerAddedDiagOperator(OwnAddedDiagOperator):
     def train_index(self) -> Tensor:
         return self._linear_op.row_index
 
-    def _system(self) -> GapSystem:
-        """The detached system, with the eigen-decompositions and preconditioners worked out for it so far."""
-        index, diag = self.train_index, self._diag_tensor
+    def term_factors(self) -> list[tuple[Tensor, ...]]:
+        return [self.factors]
+
+    def system(self) -> GapSystem:
+        index, diag, kernel = self.train_index, self._diag_tensor, self._linear_op
         if isinstance(diag, SelectedKroneckerDiagOperator):
-            tensors = (*self.factors, index, *diag.axis_noise)
-            return self._linear_op.memo.get(
-                "product",
-                tensors,
+            return kernel.memo.get(
+                "system with axis noise",
+                (*self.factors, index, *diag.axis_noise),
                 lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
-        noise = self._noise_tensor()
-        return self._linear_op.memo.get(
+        noise = diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
+        return kernel.memo.get(
             "system",
             (*self.factors, index, noise),
-            lambda: GapSystem(self.factors, index, noise, shared=self._linear_op.shared_eigen(), dtype=self.dtype),
+            lambda: GapSystem(self.factors, index, noise, shared=kernel.shared_eigen(), dtype=self.dtype),
         )
 
-    def _noise_tensor(self) -> Tensor:
-        """shape: (*batch, 1) or (*batch, N)"""
+    def whitened(self) -> "tuple[SelectedKroneckerAddedDiagOperator, Tensor] | None":
         diag = self._diag_tensor
-        return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
-
-    def _solve_own(self, rhs: Tensor, training: bool, guess: Tensor | None = None, of_data: bool = False) -> Tensor:
-        return solve_in_force(self._system(), rhs, training, guess, of_data)
-
-    # -- preconditioner ----------------------------------------------------------------------------------------------
-
-    def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
-        """``P = W Q S_p' T_p S_p Q' W' + D`` as (P^-1, P, log|P|). Implements: eqn:IG_precon.
-
-        The eigenvectors are frozen and T_p are Rayleigh quotients: P is differentiable, its basis is not.
-        """
-        if self.preconditioner_override is not None:
-            return self.preconditioner_override(self)
-        if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
-            return None, None, None  # whitened first: see inv_quad_logdet
-        system = self._system()
-        rank = settings.preconditioner_rank.value()
-        if rank is None:
-            # probes and right-hand side are solved together
-            columns = linear_operator.settings.num_trace_samples.value() + 1
-            rank = best_rank(system, columns, settings.tolerance_in_force(training=True)).rank
-        if not rank:
-            return None, None, None
-        preconditioner = system.eigen_preconditioner(min(rank, self.size(-1)))
-        eigenvalues = frozen_eigenvalues(self.factors, preconditioner.vectors)
-        coefficients = preconditioner.product_of(eigenvalues)
-        operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype)
-        logdet = preconditioner.logdet(coefficients, self._noise_tensor().double())
-        return preconditioner.solve, operator, logdet.to(self.dtype)
-
-    def low_rank_form(self, num_rhs: int, level: float = 1.0) -> tuple[LowRankPreconditioner, float] | None:
-        system = self._system()
-        noise = float(system.noise.min())
-        free = settings.gap_method.value() == "auto" and settings.preconditioner_rank.value() is None
-        if not free or system.row_scale is not None or not noise > 0:
+        if not isinstance(diag, SelectedKroneckerDiagOperator):
             return None
-        if dense_first(system, num_rhs, settings.dense_size_in_force()):
-            return None
-        tolerance = settings.tolerance_in_force()
-        limit = min(_LOW_RANK_LIMIT, system.num_train)
-        # variances may be as far below the noise as the noise is below the prior
-        prior = math.prod(float(factor.diagonal(dim1=-2, dim2=-1).amax()) for factor in system.factors())
-        rank = system.rank_to(level * tolerance * noise * noise / max(noise, prior), limit)
-        if not rank:
-            return None
-        solves = best_rank(system, num_rhs, tolerance).flops
-        if low_rank_form_flops(system, rank, num_rhs) > solves:
-            return None
-        form = system.low_rank_approximation(rank)
-        return form, max(form.left_over, system.eigenvalue_after(rank) / noise)
+        roots = [axis.sqrt() for axis in diag.axis_noise]
+        kernel = self._linear_op.with_factors([whiten(f, root) for f, root in zip(self.factors, roots, strict=True)])
+        unit = torch.ones(*self.batch_shape, 1, dtype=self.dtype, device=self.device)
+        white = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
+        return white, product_at(roots, unravel(self.train_index, kernel.row_shape))
 
-    def low_rank_approximation(self) -> LowRankPreconditioner | None:
-        system = self._system()
-        rank = min(asked_rank(), system.num_cells)
+    def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
+        system = self.system()
+        rank = min(rank, system.num_cells)
         if system.row_scale is None:
-            return system.low_rank_approximation(rank)
-        # whitened eigenvectors are not those of K, which variances are told by
+            return system.low_rank_approximation((rank,))
+        # the eigenvectors of a whitened kernel are not those of K, which variances are computed from
         shared = self._linear_op.shared_eigen()
         if "eigen" not in shared:
             shared["eigen"] = kron_eigh(self.factors)
         return EigenPreconditioner(shared["eigen"], self.train_index, self._diag_tensor._diagonal(), rank)
 
-    def solve_flops(self, num_rhs: int) -> float:
-        system, method, tolerance = self._system(), settings.gap_method.value(), settings.tolerance_in_force()
-        budget, size = settings.max_iterations.value(), settings.dense_size_in_force()
-        if method == "fill":
-            return fill_plan(system, num_rhs, tolerance, budget).flops
-        if method == "spectral":
-            return filling_plan(system, num_rhs, tolerance, budget).flops
-        if method == "auto":
-            plan = next(choose_plans(system, num_rhs, tolerance, budget, size))
-            return plan.flops + (2.0 * system.num_train**2 * num_rhs if plan.direct == "data" else 0.0)
-        if method == "cholesky":
-            return system.num_train**3 / 3.0 + 2.0 * system.num_train**2 * num_rhs
-        return best_rank(system, num_rhs, tolerance).flops
 
-    # -- log-determinant ---------------------------------------------------------------------------------------------
+register_sum("diagonal", SelectedKroneckerAddedDiagOperator)
 
-    def _logdet_path(self) -> tuple[str, str]:
-        """The method, and the side of the block identity it works on; ("product", "") is whitened first."""
-        if isinstance(self._diag_tensor, SelectedKroneckerDiagOperator):
-            return "product", ""
-        return self._path_of_system()
 
-    def _path_of_system(self) -> tuple[str, str]:
-        """Of the system that is solved, which is whitened where the noise is a product over axes."""
-        return choose_logdet(
-            self._system(),
-            settings.logdet_method.value(),
-            rank=settings.preconditioner_rank.value(),
-            num_probes=linear_operator.settings.num_trace_samples.value(),
-            tolerance=settings.tolerance_in_force(training=True),
-            max_iterations=settings.max_iterations.value(),
-            max_cholesky=settings.dense_size_in_force(),
-        )
+def PenalizedGapsOperator(  # a class to its users
+    *factors: Tensor, noise: float | Tensor, gap_index: Tensor, penalty: float
+) -> SelectedKroneckerAddedDiagOperator:
+    """``K + gamma R + s2 I`` on the whole grid, with ``R_ZZ = I`` on the gaps and zero elsewhere.
 
-    def _is_estimate(self, path: tuple[str, str]) -> bool:
-        return super()._is_estimate(self._path_of_system() if path[0] == "product" else path)
+    The penalty formulation of Evans & Nair (2018), the baseline that they compare with. They print ``R_XX = I``, but
+    the penalty belongs on the gaps.
 
-    def _logdet_by(self, method: str, side: str) -> tuple[Tensor, LogdetReport]:
-        return whitened_logdet(self) if method == "product" else logdet_by(self, method, side)
+    :param factors: K_i, shape (*batch, m_i, m_i) each.
+    :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).
+    :param gap_index: flat cells of the gaps, last axis fastest, shape (L,).
+    :param penalty: gamma.
+    :return: an operator of size M: a Kronecker product plus a diagonal.
+    :raises ValueError: for factors, noise, cells or a penalty that do not fit.
+
+    >>> PenalizedGapsOperator(torch.eye(2), noise=0.5, gap_index=torch.tensor([1]), penalty=100.0).to_dense()
+    tensor([[  1.5000,   0.0000],
+            [  0.0000, 101.5000]])
+    """
+    name = "PenalizedGapsOperator"
+    check_factors(name, factors, square=True)
+    shape = tuple(factor.size(-1) for factor in factors)
+    check_index(name, "gap_index", gap_index, shape, factors[0].device)
+    if not isinstance(penalty, (int, float)) or not penalty > 0:
+        raise ValueError(f"{name}: penalty: got {penalty}, expected a number above 0")
+    kernel = SelectedKroneckerOperator(*factors)
+    gaps = torch.zeros(kernel.size(-1), dtype=factors[0].dtype, device=factors[0].device)
+    diagonal = gaps.index_fill(0, gap_index, penalty) + as_noise(name, noise, factors)
+    return SelectedKroneckerAddedDiagOperator(kernel, DiagLinearOperator(diagonal.expand(kernel.shape[:-1])))

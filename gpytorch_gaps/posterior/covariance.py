@@ -14,8 +14,9 @@ from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
 from gpytorch_gaps.posterior.joint_draws import normal_columns
 from gpytorch_gaps.posterior.parts import PosteriorParts, PredictionPoints
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
-from gpytorch_gaps.posterior.variance import variance_in_force
-from gpytorch_gaps.reports import one_report
+from gpytorch_gaps.posterior.variance import posterior_variance
+from gpytorch_gaps.reports import also_record_to, one_report
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
 _FEW_POINTS = 8  # a solve for each of so few points is no more than a draw may cost
@@ -25,13 +26,13 @@ class PosteriorCovarianceOperator(LinearOperator):
     """The posterior covariance of Q points, with the solves of the covariance of the N observations.
 
     Its diagonal is worked out by ``settings.variance_method``, its draws by conditioning draws of the prior: nothing
-    of size Q x N is ever held. All is done in the settings in force when the operator was made, and reported to the
-    records that were active then.
+    of size Q x N is ever held. Everything follows the configuration that the operator was made with, and is
+    reported to the records that were active then.
 
     :param prior: K_**, which may still be lazy. shape (*batch, Q, Q).
     :param cross: K_*X, shape (*batch, Q, N).
     :param train: K_XX + D, shape (*batch, N, N).
-    :param snapshot: settings; those in force by default.
+    :param config: how to solve; default: the current settings.
     :param points: where the Q points lie.
     """
 
@@ -40,16 +41,16 @@ class PosteriorCovarianceOperator(LinearOperator):
         prior: LinearOperator,
         cross: LinearOperator,
         train: LinearOperator,
-        snapshot: settings.Snapshot | None = None,
+        config: SolveConfig | None = None,
         points: PredictionPoints | None = None,
     ) -> None:
-        snapshot = snapshot or settings.in_force()
+        config = config or settings.current()
         batch = torch.broadcast_shapes(prior.batch_shape, cross.batch_shape, train.batch_shape)
         prior, cross, train = (
             op if op.batch_shape == batch else op.expand(*batch, *op.matrix_shape) for op in (prior, cross, train)
         )
-        super().__init__(prior, cross, train, snapshot=snapshot, points=points)
-        self.parts, self.snapshot = PosteriorParts(prior, cross, train, points), snapshot
+        super().__init__(prior, cross, train, config=config, points=points)
+        self.parts, self.config = PosteriorParts(prior, cross, train, config, points), config
 
     def in_current_settings(self) -> "PosteriorCovarianceOperator":
         """The same covariance, worked out in the settings that are current now."""
@@ -74,7 +75,7 @@ class PosteriorCovarianceOperator(LinearOperator):
     def _transpose_nonbatch(self) -> "PosteriorCovarianceOperator":
         # symmetric, but its gradient is not: that of the prior is transposed with it
         parts = self.parts
-        return PosteriorCovarianceOperator(parts.prior.mT, parts.cross, parts.train, self.snapshot, self.points)
+        return PosteriorCovarianceOperator(parts.prior.mT, parts.cross, parts.train, self.config, self.points)
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, DiagLinearOperator):
@@ -85,28 +86,28 @@ class PosteriorCovarianceOperator(LinearOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         parts = self.parts
-        with self.snapshot.restored():
-            result = parts.prior @ columns - parts.cross @ parts.train.solve(parts.cross.mT @ columns)
+        with also_record_to(self.config.records):
+            result = parts.prior @ columns - parts.cross @ parts.solve(parts.cross.mT @ columns)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     @cached(name="posterior_variance")
     @full_float32()
     def _diagonal(self) -> Tensor:
-        with self.snapshot.restored():
-            return variance_in_force(self.parts)
+        with also_record_to(self.config.records):
+            return posterior_variance(self.parts)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
         if not simple or not _equal_indices(row_index, col_index):
             return super()._getitem(row_index, col_index, *batch_indices)
         part = self.parts.at(row_index, *batch_indices)
-        return PosteriorCovarianceOperator(part.prior, part.cross, part.train, self.snapshot, part.points)
+        return PosteriorCovarianceOperator(part.prior, part.cross, part.train, self.config, part.points)
 
     @cached
     @full_float32()
     def to_dense(self) -> Tensor:
         parts, prior = self.parts, to_dense(self.parts.prior)
-        with self.snapshot.restored():
+        with also_record_to(self.config.records):
             if parts.num_points > parts.columns_at_once() and not parts.differentiated:
                 return prior - parts.all_explained()
             columns = to_dense(parts.cross).mT
@@ -128,7 +129,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         :param noise: variances of noise to add, shape (*batch, Q).
         :return: shape (num_samples, *batch, Q).
         """
-        with self.snapshot.restored():
+        with also_record_to(self.config.records):
             if 0 < self.size(-1) <= _FEW_POINTS:
                 root = self._dense_root().to(self.dtype)
                 normals, white = normal_columns([self.size(-1)] * 2, num_samples, self, generator)

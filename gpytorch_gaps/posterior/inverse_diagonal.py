@@ -21,15 +21,13 @@ import torch
 from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps import settings
 from gpytorch_gaps.linalg.neighbours import correlated_rows
 from gpytorch_gaps.linalg.selection import kron_entries, unravel
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
 from gpytorch_gaps.posterior.parts import PosteriorParts, summands
-from gpytorch_gaps.posterior.variance import closed_form, quantile_of_draws, too_expensive
+from gpytorch_gaps.posterior.variance import closed_form, quantile_of_draws, why_not_exact
 from gpytorch_gaps.reports import VarianceReport, one_report
-from gpytorch_gaps.solvers.planning.plans import expecting
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.progress import with_bar
 
@@ -46,14 +44,14 @@ def inverse_diagonal(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 
     :param parts: of the posterior at the observations themselves.
     """
-    started, method = time.perf_counter(), settings.variance_method.value()
+    started, method = time.perf_counter(), parts.config.variance_method
     kind, samples, reason = "exact", 0, "asked for"
     diagonal, error = _without_solves(parts, closed=method != "pathwise")
     rows = (error > _DIGITS).reshape(-1, error.size(-1)).any(0).nonzero().squeeze(-1)
     if len(rows):
-        cost = None if method in ("exact", "pathwise") else too_expensive(parts, len(rows))
+        cost = None if method in ("exact", "pathwise") else why_not_exact(parts, len(rows))
         if method == "pathwise" or cost is not None:
-            kind, samples, reason = "pathwise", settings.variance_samples.value(), cost or reason
+            kind, samples, reason = "pathwise", parts.config.variance_samples, cost or reason
             some, off = _from_draws(parts, samples)
             diagonal[..., rows], error[..., rows] = some[..., rows], off[..., rows]
         else:
@@ -82,20 +80,16 @@ def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
     train, found, errors = parts.train, [], []
     least = train._diag_tensor._diagonal().double().amin(-1, keepdim=True)
     ratio = float((least / train._diagonal().double().amax(-1, keepdim=True)).min())
-    tolerance = settings.tolerance_in_force()
-    with (
-        one_report(),
-        expecting(len(rows) * train.batch_shape.numel()),
-        settings.solve_tolerance(min(tolerance, math.sqrt(tolerance * ratio))),
-    ):
+    tolerance = parts.config.tolerance
+    config = parts.expecting(len(rows), min(tolerance, math.sqrt(tolerance * ratio)))
+    with one_report():
         for some in with_bar(rows.split(parts.columns_at_once()), "observations left out", unit="chunk"):
             columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
             columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
-            weights = train._solve(columns)
-            image = train.wide_matmul(weights)
-            entries = (weights * (2.0 * columns - image)).sum(-2)
+            solved = train.solve_columns(columns, config)
+            entries = (solved.solution * (columns + solved.residual)).sum(-2)
             found.append(entries)
-            errors.append((columns - image).square().sum(-2) / (least * entries))
+            errors.append(solved.residual.square().sum(-2) / (least * entries))
     return torch.cat(found, -1), torch.cat(errors, -1)
 
 
@@ -120,8 +114,8 @@ class _Regressions:
 
 def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
     """Estimates, and the relative error that 95 % of them are within. shape: (*batch, N) each"""
-    train, regressions = parts.train, _regressions(parts.train)
-    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells)
+    train, regressions = parts.train, _regressions(parts.train, parts.config.memory)
+    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells, parts.config.memory)
     size = parts.columns_at_once(2 * joint.size + 8 * train.shape[:-1].numel())
     rest, missed = torch.zeros_like(regressions.left), torch.zeros_like(regressions.left[..., :1])
     noise = train._diag_tensor._diagonal().double().unsqueeze(-1)
@@ -129,22 +123,20 @@ def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
         for start in range(0, count, size):
             observed, _ = joint.draw(normal_columns(joint.sizes, min(size, count - start), train))
             observed = observed.double()
-            with expecting(count * train.batch_shape.numel()):
-                solved = train._solve(observed)
-            beyond = solved - regressions.residuals(observed) / regressions.left.unsqueeze(-1)
+            solved = train.solve_columns(observed, parts.expecting(count))
+            beyond = solved.solution - regressions.residuals(observed) / regressions.left.unsqueeze(-1)
             rest += beyond.square().sum(-1) / count
-            residual = observed - train.wide_matmul(solved)
-            missed += (residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
+            missed += (solved.residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
             bar.update(observed.size(-1))
     diagonal = 1.0 / regressions.left + rest
     share = rest / diagonal  # the part that is estimated
     # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation has its share
-    of_solves = 2.0 * (share * missed).sqrt() + missed + settings.tolerance_in_force()
+    of_solves = 2.0 * (share * missed).sqrt() + missed + parts.config.tolerance
     # 1 / c is what predictions take: its mean is higher by the square of the standard error
     return diagonal / (1.0 - 2.0 / count * share.square()), quantile_of_draws(count) * share + of_solves
 
 
-def _regressions(train: LinearOperator) -> _Regressions:
+def _regressions(train: LinearOperator, memory: float) -> _Regressions:
     """On the most correlated neighbours; on none in a batch, or for kernels whose entries are not at hand."""
     noise = train._diag_tensor._diagonal().double()
     variance = train._linear_op._diagonal().double() + noise
@@ -155,7 +147,7 @@ def _regressions(train: LinearOperator) -> _Regressions:
     if train.batch_shape or first is None or not known:
         return _Regressions(nothing.long(), nothing.double(), variance)
     rows = correlated_rows([factor.double() for factor in first.factors], first.row_index, _NEIGHBOURS)
-    size = int(max(1, settings.prediction_memory.value() // (64 * _NEIGHBOURS**2)))
+    size = int(max(1, memory // (64 * _NEIGHBOURS**2)))
     chunks = [_regress(terms, noise, variance, rows, slice(i, i + size)) for i in range(0, len(rows), size)]
     coefficients, left = (torch.cat(some) for some in zip(*chunks, strict=True))
     return _Regressions(rows.clamp_min(0), coefficients, left)

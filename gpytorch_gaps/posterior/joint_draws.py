@@ -22,14 +22,13 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator, RootLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps import settings
 from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells
 from gpytorch_gaps.operators.base import same_cells
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.parts import summands
 
@@ -67,23 +66,24 @@ class JointDraws:
     :param cross: K_*X, likewise. shape (*batch, Q, N).
     :param train: K_XX + D. shape (*batch, N, N).
     :param cells: of the training grid, if all test points are on it. shape (Q,).
+    :param memory: bytes that a dense root may take.
     """
 
     def __init__(
-        self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None
+        self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None, memory: float
     ) -> None:
         self._batch = train.batch_shape
         self._noise: Tensor | None = None
         terms: list[_Term] = []
-        if isinstance(train, OwnAddedDiagOperator):
+        if isinstance(train, NoisyGridOperator):
             self._noise = train._diag_tensor._diagonal()
             parts = [summands(op) for op in (prior, cross, train._linear_op)]
             if len(set(map(len, parts))) == 1:
-                terms = [_term(here, across, there, cells) for here, across, there in zip(*parts, strict=True)]
+                terms = [_term(here, across, there, cells, memory) for here, across, there in zip(*parts, strict=True)]
             else:
-                terms = [_Dense(prior, cross, train._linear_op)]
+                terms = [_Dense(prior, cross, train._linear_op, memory)]
         else:  # its noise cannot be told apart, and need not be
-            terms = [_Dense(prior, cross, train)]
+            terms = [_Dense(prior, cross, train, memory)]
         self._terms = terms
 
     @property
@@ -118,7 +118,9 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
     return first
 
 
-def _term(prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None) -> _Term:
+def _term(
+    prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None, memory: float
+) -> _Term:
     if isinstance(train, SelectedKroneckerOperator):
         tested = isinstance(prior, SelectedKroneckerOperator) and prior.is_symmetric
         against = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator) and _against(cross, train)
@@ -131,14 +133,14 @@ def _term(prior: LinearOperator, cross: LinearOperator, train: LinearOperator, c
             if alike:
                 return _OnTwoGrids(prior, cross, train)
         elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed:
-            return _Scattered(prior, cross, train)
+            return _Scattered(prior, cross, train, memory)
     if (
         isinstance(train, RootLinearOperator)
         and isinstance(prior, RootLinearOperator)
         and _share_root(prior, cross, train)
     ):
         return _LowRank(prior, train)
-    return _Dense(prior, cross, train)
+    return _Dense(prior, cross, train, memory)
 
 
 def _share_root(prior: RootLinearOperator, cross: LinearOperator, train: RootLinearOperator) -> bool:
@@ -191,13 +193,15 @@ class _OnTwoGrids:
 
 
 class _Scattered:
-    def __init__(self, prior: LinearOperator, cross: KhatriRaoOperator, train: SelectedKroneckerOperator) -> None:
+    def __init__(
+        self, prior: LinearOperator, cross: KhatriRaoOperator, train: SelectedKroneckerOperator, memory: float
+    ) -> None:
         pairs = [kernel_root(factor) for factor in train.factors]
         self._roots = [root.to(train.dtype) for root, _ in pairs]
         known = [factor.double() @ inverse for factor, (_, inverse) in zip(cross.factors, pairs, strict=True)]
         self._known = [table.to(train.dtype) for table in known]  # shape: (*batch, Q, r_i) each
         self._train_index = train.row_index
-        self._left = _root_of_what_is_left(prior, known)
+        self._left = _root_of_what_is_left(prior, known, memory)
         self._turned = _turned(self._roots)
         self.sizes = [math.prod(train.row_shape), *([] if self._left is None else [prior.size(-1)])]
 
@@ -220,9 +224,9 @@ class _LowRank:
 
 
 class _Dense:
-    def __init__(self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator) -> None:
+    def __init__(self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator, memory: float) -> None:
         self._rows = train.size(-1)
-        _check_room("draws of a kernel without a grid", self._rows + prior.size(-1))
+        _check_room("draws of a kernel without a grid", self._rows + prior.size(-1), memory)
         self._root = kernel_root(_joint(to_dense(train), to_dense(cross), to_dense(prior)))[0].to(train.dtype)
         self.sizes = [self._root.size(-2)]
 
@@ -250,8 +254,8 @@ def _turned(roots: Sequence[Tensor]) -> list[Tensor]:
     return [directions(root).mT for root in roots]
 
 
-def _root_of_what_is_left(prior: LinearOperator, known: Sequence[Tensor]) -> Tensor | None:
-    """Of ``K_** - B B'``; None where the grid determines the points. shape: (*batch, Q, r)"""
+def _root_of_what_is_left(prior: LinearOperator, known: Sequence[Tensor], memory: float) -> Tensor | None:
+    """A root of ``K_** - B B'``; None where the grid determines the points. shape: (*batch, Q, r)"""
     variance = prior.diagonal(dim1=-1, dim2=-2).double()
     told = torch.ones_like(variance)
     for table in known:
@@ -259,15 +263,15 @@ def _root_of_what_is_left(prior: LinearOperator, known: Sequence[Tensor]) -> Ten
     floor = _NOTHING_LEFT * float(variance.detach().amax()) if variance.numel() else 0.0
     if not variance.numel() or float((variance - told).detach().amax()) <= floor:
         return None
-    _check_room("joint draws at scattered points", variance.size(-1))
+    _check_room("joint draws at scattered points", variance.size(-1), memory)
     gram = torch.ones_like(to_dense(prior).double())
     for table in known:
         gram = gram * (table @ table.mT)
     return kernel_root(to_dense(prior).double() - gram, floor)[0]
 
 
-def _check_room(what: str, rows: int) -> None:
-    needed, allowed = 40.0 * rows**2, settings.prediction_memory.value()
+def _check_room(what: str, rows: int, allowed: float) -> None:
+    needed = 40.0 * rows**2
     if needed > allowed:
         raise ValueError(
             f"sample: {what} take a dense matrix of {rows} x {rows}, {needed / 2**30:.1f} GiB with its root; expected "

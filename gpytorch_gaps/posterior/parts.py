@@ -17,20 +17,18 @@ from linear_operator.operators import (
 from linear_operator.utils.getitem import _noop_index
 from torch import Tensor
 
-from gpytorch_gaps import settings
 from gpytorch_gaps.operators.base import KroneckerFactorsOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.reports import one_report
-from gpytorch_gaps.solvers.planning.plans import expecting
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import wide_entries
 from gpytorch_gaps.utils.progress import with_bar
 
 _CACHE = 2**21  # numbers: where products of several columns begin to cost more than those of one at a time
 TIGHTER = 1e-3  # of the tolerance, where an error of a solution is not squared
 ROUNDINGS = 8.0  # of a sum that cancels, as found against long arithmetic: three at most
-_MAX_PASSES = 3  # each takes the residual down by the tolerance of a solve
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,12 @@ class PredictionPoints:
 
 @dataclass(frozen=True)
 class PosteriorParts:
-    """K_**, K_*X and A, of one batch shape, and where their points lie."""
+    """K_**, K_*X and A, of one batch shape, how to solve with A, and where the points lie."""
 
     prior: LinearOperator  # shape: (*batch, Q, Q)
     cross: LinearOperator  # shape: (*batch, Q, N)
     train: LinearOperator  # shape: (*batch, N, N)
+    config: SolveConfig
     points: PredictionPoints | None = None
 
     @property
@@ -76,14 +75,14 @@ class PosteriorParts:
         batch_indices = batch_indices or (_noop_index,) * len(self.prior.batch_shape)
         prior = self.prior._getitem(index, _noop_index, *batch_indices)[..., index]
         cross = self.cross._getitem(index, _noop_index, *batch_indices)
-        return PosteriorParts(prior, cross, train, None if self.points is None else self.points.at(index))
+        return PosteriorParts(prior, cross, train, self.config, None if self.points is None else self.points.at(index))
 
     def pieces(self, drawn: bool = False) -> Iterator["PosteriorParts"]:
         """Of scattered points too many for their covariances to be held: some at a time, with these worked out.
 
         :param drawn: whether they must be few enough for joint draws, too.
         """
-        by_rows, memory = _rows_of(self.cross), settings.prediction_memory.value()
+        by_rows, memory = _rows_of(self.cross), self.config.memory
         size = math.sqrt(memory / 40.0)
         if by_rows:
             size = min(size, memory // (32 * self.train.batch_shape.numel() * max(op.width for op in by_rows)))
@@ -112,7 +111,7 @@ class PosteriorParts:
         """
         cells = self._grid_numbers()
         numbers = 10 * self.train.shape[:-1].numel() + 4 * cells + more
-        by_memory = settings.prediction_memory.value() // (8 * numbers)
+        by_memory = self.config.memory // (8 * numbers)
         by_cache = _CACHE // cells if self.train.device.type == "cpu" else by_memory
         return int(max(1, min(by_memory, by_cache)))
 
@@ -136,43 +135,33 @@ class PosteriorParts:
         """
         with wide_entries():
             columns = to_dense(self.cross[..., rows, :]).mT.contiguous().double()  # shape: (*batch, N, q)
-        weights, missed = self.weights(columns.detach(), prior[..., rows].detach())
-        image = self._differentiable_product(weights) if self.differentiated else self._wide_product(weights)
+        weights, residual = self.weights(columns.detach(), prior[..., rows].detach())
+        image = self._differentiable_product(weights) if self.differentiated else columns - residual
         explained = (weights * (2.0 * columns - image)).sum(-2)
+        missed = self._missed(residual)
         scale = self.train._diagonal().detach().double().amax(-1, keepdim=True).sqrt()
         terms = prior[..., rows].detach().clamp_min(0.0).sqrt() + scale * weights.norm(dim=-2)
         return explained, missed + ROUNDINGS * self._eps * terms.square()
 
     def weights(self, columns: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """``A^-1 g`` in float64, so close that variances are right to the tolerance in force. Not differentiable.
-
-        With ``r = g - A a`` the variance is off by ``r'A^-1 r <= |r|^2 / s2``, which is returned too.
+        """``A^-1 g`` so close that variances are right to the tolerance, and ``g - A a``, in float64. No graph.
 
         :param columns: g, shape (*batch, N, q).
         :param prior: variances of their points, shape (*batch, q).
         """
         with torch.no_grad():
-            wide, own = columns.double(), isinstance(self.train, OwnAddedDiagOperator)
-            tolerance, floor = settings.tolerance_in_force(), 10.0 * torch.finfo(torch.float64).eps * prior.double()
-            noise = self.train._diag_tensor._diagonal().double().amin(-1, keepdim=True) if own else None
-            if noise is None:
-                return self.train.solve(wide.to(self.dtype)).double(), torch.zeros_like(prior)
-            weights, residual, reduction = torch.zeros_like(wide), wide, tolerance
-            with one_report() as report:
-                for _ in range(_MAX_PASSES):
-                    with settings.solve_tolerance(reduction):
-                        weights = weights + self.train._solve(residual)
-                    residual = wide - self._wide_product(weights)
-                    variance = prior.double() - (weights * (wide + residual)).sum(-2)
-                    error = residual.square().sum(-2) / noise.clamp_min(torch.finfo(noise.dtype).tiny)
-                    allowed = tolerance * variance.maximum(floor)
-                    if bool((error <= allowed).all()):
-                        break
-                    # no further than that: half of what is missing in the worst column
-                    reduction = min(0.5, max(tolerance, 0.5 * math.sqrt(float((allowed / error).min()))))
-                size = wide.norm(dim=-2)
-                report.residual = residual.norm(dim=-2) / torch.where(size > 0, size, torch.ones_like(size))
-        return weights, error
+            if isinstance(self.train, NoisyGridOperator):
+                solved = self.train.solve_columns(columns.double(), self.expecting(self.num_points), prior=prior)
+                return solved.solution, solved.residual
+            weights = self.train.solve(columns.to(self.dtype)).double()
+            return weights, torch.zeros_like(weights)
+
+    def _missed(self, residual: Tensor) -> Tensor:
+        """``r' D^-1 r``, by which variances are off at most. shape: (*batch, N, q) -> (*batch, q)"""
+        if not isinstance(self.train, NoisyGridOperator):
+            return residual.square().sum(-2)
+        noise = self.train.noise_tensor().detach().double().clamp_min(torch.finfo(torch.float64).tiny)
+        return (residual.square() / noise.unsqueeze(-1)).sum(-2)
 
     def all_explained(self) -> Tensor:
         """``K_*X A^-1 K_X*``, a few columns at a time. Not differentiable. shape: (*batch, Q, Q)
@@ -181,24 +170,42 @@ class PosteriorParts:
         """
         size, found = self.columns_at_once(), []
         slices = [slice(start, start + size) for start in range(0, self.num_points, size)]
-        tighter = TIGHTER * settings.tolerance_in_force()
-        to_come = self.num_points * self.train.batch_shape.numel()
-        with one_report(), expecting(to_come), settings.solve_tolerance(tighter):
+        with one_report():
             for rows in with_bar(slices, "covariances", unit="chunk"):
                 columns = to_dense(self.cross[..., rows, :]).mT.contiguous()
-                found.append(self.cross @ self.train.solve(columns))
+                found.append(self.cross @ self.solve_tightly(columns, self.num_points))
         explained = torch.cat(found, -1)
         return 0.5 * (explained + explained.mT)
 
-    def _wide_product(self, x: Tensor) -> Tensor:
-        """``A x`` in float64, not differentiable. shape: (*batch, N, q)"""
-        if isinstance(self.train, OwnAddedDiagOperator):
-            return self.train.wide_matmul(x)
-        return self.train._matmul(x.to(self.dtype)).double()
+    def solve(self, columns: Tensor) -> Tensor:
+        """``A^-1`` times columns, differentiable. shape: (*batch, N, q)"""
+        if not isinstance(self.train, NoisyGridOperator):
+            return self.train.solve(columns)
+        return self.train.solve(columns, config=self.config)
+
+    def solve_tightly(self, columns: Tensor, expected: int = 0) -> Tensor:
+        """``A^-1`` times columns whose errors are not squared later on. shape: (*batch, N, q)
+
+        :param expected: how many columns there will be in all.
+        """
+        if not isinstance(self.train, NoisyGridOperator):
+            return self.train.solve(columns)
+        return self.train.solve(columns, config=self.expecting(expected, TIGHTER * self.config.tolerance))
+
+    def solve_data(self, data: Tensor, expected: int = 0) -> Tensor:
+        """``A^-1`` times data, with a certified error of their posterior mean. shape: (*batch, N, n)"""
+        if not isinstance(self.train, NoisyGridOperator):
+            return self.train.solve(data)
+        return self.train.solve(data, of_data=True, config=self.expecting(expected))
+
+    def expecting(self, columns: int, tolerance: float | None = None) -> SolveConfig:
+        """The configuration for right-hand sides that come some at a time."""
+        expected = self.config.planned_columns(columns * self.train.batch_shape.numel())
+        return self.config.replace(expected_columns=expected, tolerance=tolerance or self.config.tolerance)
 
     def _differentiable_product(self, x: Tensor) -> Tensor:
         """``A x`` in float64. shape: (*batch, N, q)"""
-        if not isinstance(self.train, OwnAddedDiagOperator):
+        if not isinstance(self.train, NoisyGridOperator):
             return (self.train @ x.to(self.dtype)).double()
         noise = self.train._diag_tensor._diagonal().double().unsqueeze(-1)
         return wide_product(self.train._linear_op, x).double() + noise * x
@@ -206,7 +213,7 @@ class PosteriorParts:
     @property
     def _eps(self) -> float:
         """Precision of the entries of the covariances."""
-        own = isinstance(self.train, OwnAddedDiagOperator) and is_wide(self.train._linear_op) and is_wide(self.cross)
+        own = isinstance(self.train, NoisyGridOperator) and is_wide(self.train._linear_op) and is_wide(self.cross)
         return torch.finfo(torch.float64 if own else self.dtype).eps
 
 

@@ -11,11 +11,8 @@ import torch
 from linear_operator import to_dense
 from torch import Tensor
 
-from gpytorch_gaps import settings
-from gpytorch_gaps.operators.noisy import solve_data
 from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
-from gpytorch_gaps.posterior.parts import TIGHTER, PosteriorParts
-from gpytorch_gaps.solvers.planning.plans import expecting
+from gpytorch_gaps.posterior.parts import PosteriorParts
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.progress import with_bar
 
@@ -36,7 +33,7 @@ def pathwise_draws(
     :param noise: variances of noise to add to the deviations, shape (*batch, Q).
     :return: shape (*batch, Q, n) each.
     """
-    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, parts.train, parts.cells)
+    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, parts.train, parts.cells, parts.config.memory)
     size = parts.columns_at_once(2 * joint.size + 5 * parts.prior.shape[:-1].numel())
     weights = _weights_of_points(parts) if _fewer_points(parts, count) else None  # shape: (*batch, N, Q)
     with with_bar(None, what, total=count, unit="draw") as bar:
@@ -47,8 +44,7 @@ def pathwise_draws(
             if weights is not None:
                 explained = weights.mT @ observed
             else:
-                with expecting(count * parts.train.batch_shape.numel()):
-                    explained = parts.cross @ solve_data(parts.train, observed)
+                explained = parts.cross @ parts.solve_data(observed, count)
             deviation = tested - explained
             yield deviation if noise is None else deviation + noise.sqrt().unsqueeze(-1) * white, explained
             bar.update(tested.size(-1))
@@ -57,10 +53,9 @@ def pathwise_draws(
 def _fewer_points(parts: PosteriorParts, count: int) -> bool:
     """Whether there are fewer points than draws, so few that their covariances with the data may be held."""
     numbers = 4 * parts.train.shape[:-1].numel() * parts.num_points
-    return parts.num_points < count and 8 * numbers <= settings.prediction_memory.value()
+    return parts.num_points < count and 8 * numbers <= parts.config.memory
 
 
 def _weights_of_points(parts: PosteriorParts) -> Tensor:
     """``A^-1 K_X*``. An error in it is seen by every draw, so that it is solved for more tightly."""
-    with settings.solve_tolerance(TIGHTER * settings.tolerance_in_force()):
-        return parts.train.solve(to_dense(parts.cross).mT.contiguous())
+    return parts.solve_tightly(to_dense(parts.cross).mT.contiguous())

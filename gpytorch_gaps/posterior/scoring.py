@@ -22,12 +22,12 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.eval_mode import evaluating
 from gpytorch_gaps.posterior.inverse_diagonal import inverse_diagonal
 from gpytorch_gaps.posterior.parts import TIGHTER, PosteriorParts
-from gpytorch_gaps.reports import ApproximateVarianceWarning, one_report, report_variance
+from gpytorch_gaps.reports import ApproximateVarianceWarning, also_record_to, one_report, report_variance
 from gpytorch_gaps.utils.progress import with_bar
 
 
@@ -137,12 +137,12 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
             posterior = model(*model.train_inputs)
         covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
         own = isinstance(covariance, PosteriorCovarianceOperator)
-        if not own or not isinstance(covariance.parts.train, OwnAddedDiagOperator):
+        if not own or not isinstance(covariance.parts.train, NoisyGridOperator):
             raise ValueError(
                 "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
             )
-        with covariance.snapshot.restored():
-            weights, y = strategy.mean_cache, model.train_targets
+        with also_record_to(covariance.config.records):
+            weights, y = strategy.solution_for(covariance.config), model.train_targets
             if groups is None:
                 mean, variance = _each_out(covariance.parts, weights, y)
             else:
@@ -198,10 +198,11 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
 def _inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
     """``(A^-1)_gg`` in float64. shape: (*batch, g, g)"""
     train, blocks = parts.train, []
-    with one_report(), settings.solve_tolerance(TIGHTER * settings.tolerance_in_force()):
+    config = parts.expecting(len(rows), TIGHTER * parts.config.tolerance)
+    with one_report():
         for some in rows.split(parts.columns_at_once()):
             columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
             columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
-            blocks.append(train._solve(columns)[..., rows, :])
+            blocks.append(train.solve_columns(columns, config).solution[..., rows, :])
     block = torch.cat(blocks, -1)
     return 0.5 * (block + block.mT)

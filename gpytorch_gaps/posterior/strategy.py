@@ -17,10 +17,11 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.operators.inspect import grid_covariance, grid_points, on_one_grid, one_member, row_points
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator, solve_data
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
 from gpytorch_gaps.posterior.parts import PredictionPoints, is_wide, wide_product
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
 
@@ -55,10 +56,14 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         """``(K_XX + D)^-1 (y - m)``, in float64: it is large where the noise is small. shape: (*batch, N)"""
         if gpytorch.settings.observation_nan_policy.value() != "ignore":
             raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
-        key = (settings.in_force().of_a_solve, gpytorch.settings.detach_test_caches.on())
+        return self.solution_for(settings.current())
+
+    def solution_for(self, config: SolveConfig) -> Tensor:
+        """:attr:`mean_cache` by a given configuration: another method or tolerance makes another solution."""
+        key = (config.solution_key, gpytorch.settings.detach_test_caches.on())
         if key not in self._solutions:
             _warn_of_rounding(self.lik_train_train_covar)
-            solution = self._solution(key[0])
+            solution = self._solution(config)
             if gpytorch.settings.detach_test_caches.on():
                 solution = solution.detach()
             self._solutions[key] = solution
@@ -66,19 +71,20 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
                 solution.grad_fn.register_hook(_forgetting(self))
         return self._solutions[key]
 
-    def _solution(self, key: tuple[Any, ...]) -> Tensor:
+    def _solution(self, config: SolveConfig) -> Tensor:
         """From that of the data before these, where it is remembered."""
         train, found = self.lik_train_train_covar, self._grid_points
         offset = (self.train_labels.double() - self.train_prior_dist.mean.double()).unsqueeze(-1)
-        if not isinstance(train, OwnAddedDiagOperator):
+        if not isinstance(train, NoisyGridOperator):
             return train.solve(offset.to(train.dtype)).squeeze(-1)
         if found is None:
-            return solve_data(train, offset).squeeze(-1)
+            return train.solve(offset, of_data=True, config=config).squeeze(-1)
         kernel, x = found
         known = self._before or kernel.solutions
-        guess = known.start(key, kernel.grid, x, offset.shape[:-2])
-        solution = solve_data(train, offset, None if guess is None else guess.unsqueeze(-1)).squeeze(-1)
-        kernel.solutions.keep(key, x, solution)
+        guess = known.start(config.solution_key, kernel.grid, x, offset.shape[:-2])
+        guess = None if guess is None else guess.unsqueeze(-1)
+        solution = train.solve(offset, guess=guess, of_data=True, config=config).squeeze(-1)
+        kernel.solutions.keep(config.solution_key, x, solution)
         return solution
 
     @property

@@ -18,11 +18,10 @@ import torch
 from linear_operator import to_dense
 from torch import Tensor
 
-from gpytorch_gaps import settings
 from gpytorch_gaps.linalg.selection import unravel
 from gpytorch_gaps.operators.base import same_cells
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.noisy import OwnAddedDiagOperator
+from gpytorch_gaps.operators.noisy import NoisyGridOperator, low_rank_of
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
@@ -35,20 +34,18 @@ from gpytorch_gaps.reports import (
     report_solve,
     report_variance,
 )
-from gpytorch_gaps.solvers.planning.plans import expecting
+from gpytorch_gaps.solvers.planning.variance import low_rank_form, too_expensive
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.utils.precision import wide_entries
 from gpytorch_gaps.utils.progress import with_bar
 
-_AFFORDABLE = 1e13  # FLOPs of exact variances: some minutes on two cores
-_FEW_DRAWS = 4  # exact variances of so many times as many points as there would be draws are always taken
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
 _LOST = 0.1  # of a variance: where rounding may take so much of it, solves keep more digits
 _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
 
 
-def variance_in_force(parts: PosteriorParts) -> Tensor:
+def posterior_variance(parts: PosteriorParts) -> Tensor:
     """The variances of a posterior, reported. shape: (*batch, Q)"""
     if not parts.num_points:
         return parts.prior_variance()
@@ -67,19 +64,19 @@ def _together(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, V
 
 
 def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    method = settings.variance_method.value()
+    method = parts.config.variance_method
     if method == "low_rank":
         return _low_rank(parts)
     if method == "pathwise":
         return _together([_pathwise(piece, "asked for") for piece in parts.pieces(drawn=True)])
-    started, prior, tolerance = time.perf_counter(), parts.prior_variance(), settings.tolerance_in_force()
+    started, prior, tolerance = time.perf_counter(), parts.prior_variance(), parts.config.tolerance
     closed = closed_form(parts)
     if closed is not None:
         variance, error, rank = closed
         seconds = time.perf_counter() - started
         return variance, VarianceReport("exact", error, seconds, rank=rank, reason="without solves")
     if method == "auto":
-        reason = too_expensive(parts, parts.num_points)
+        reason = why_not_exact(parts, parts.num_points)
         if reason is not None:
             return _together([_pathwise(piece, reason) for piece in parts.pieces(drawn=True)])
     size = parts.columns_at_once()
@@ -87,7 +84,7 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     bar = with_bar(chunks, "exact variances", unit="chunk")
     missed, found = torch.zeros_like(prior.detach()), []
     variance = prior if parts.differentiated else prior.clone()
-    with one_report(), expecting(parts.num_points * parts.train.batch_shape.numel()):
+    with one_report():
         for rows in bar:
             explained, missed[..., rows] = parts.explained(rows, prior)
             if parts.differentiated:
@@ -100,12 +97,11 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
 
 
-def too_expensive(parts: PosteriorParts, columns: int) -> str | None:
+def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
     """Why so many exact solves are not made unless asked for; None if they are affordable."""
-    flops = parts.train.solve_flops(columns) if isinstance(parts.train, OwnAddedDiagOperator) else 0.0
-    if flops <= _AFFORDABLE or columns <= _FEW_DRAWS * settings.variance_samples.value():
+    if not isinstance(parts.train, NoisyGridOperator):
         return None
-    return f"{columns} exact ones would take {flops / 1e12:.0f} TFLOP"
+    return too_expensive(parts.train.system(), columns, parts.config)
 
 
 # -- low rank --------------------------------------------------------------------------------------------------------
@@ -117,11 +113,11 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
     grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
     """
-    if parts.differentiated or parts.train.batch_shape or not isinstance(parts.train, OwnAddedDiagOperator):
+    if parts.differentiated or parts.train.batch_shape or not isinstance(parts.train, NoisyGridOperator):
         return None
     started = time.perf_counter()
-    level, tolerance = 1.0 if parts.cells is not None else _EXTENDED, settings.tolerance_in_force()
-    found = parts.train.low_rank_form(parts.num_points, level)
+    level, tolerance = 1.0 if parts.cells is not None else _EXTENDED, parts.config.tolerance
+    found = low_rank_form(parts.train.system(), parts.num_points, parts.config, level)
     basis = None if found is None else _basis(parts, found[0], tolerance)
     if found is None or basis is None:
         return None
@@ -179,7 +175,8 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
         raise ValueError(
             "variance_method: got 'low_rank' where gradients are wanted; expected torch.no_grad(), or 'exact'"
         )
-    form = parts.train.low_rank_approximation() if isinstance(parts.train, OwnAddedDiagOperator) else None
+    own = isinstance(parts.train, NoisyGridOperator)
+    form = parts.train.low_rank_approximation(low_rank_of(parts.config)) if own else None
     basis = None if form is None or form.root is not None else _basis(parts, form)
     if form is None or basis is None:
         raise ValueError(
@@ -206,7 +203,7 @@ def _variances_by(
     In float64. shape: (*batch, Q) each
     """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
-    size = int(max(1, settings.prediction_memory.value() // (8 * numbers)))
+    size = int(max(1, parts.config.memory // (8 * numbers)))
     starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
     found = [form.variances(basis(slice(start, start + size))) for start in starts]
     variance, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
@@ -261,7 +258,7 @@ def quantile_of_draws(count: int) -> float:
 
 
 def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
-    started, count = time.perf_counter(), settings.variance_samples.value()
+    started, count = time.perf_counter(), parts.config.variance_samples
     prior = parts.prior_variance()
     left, of_mean = torch.zeros_like(prior), torch.zeros_like(prior)
     with one_report():

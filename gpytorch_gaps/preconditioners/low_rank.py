@@ -212,6 +212,30 @@ class LowRankPreconditioner:
             low_rank = low_rank + self.root @ (self.root.mT @ wide)
         return (low_rank + self.diagonal.unsqueeze(-1) * wide).to(x.dtype)
 
+    def draw(self, count: int, batch: torch.Size) -> Tensor:
+        """Random vectors with covariance P. shape: (*batch, N, count)"""
+
+        def normals(rows: int) -> Tensor:
+            return torch.randn(*batch, rows, count, dtype=torch.float64, device=self.diagonal.device)
+
+        result = self.diagonal.sqrt().unsqueeze(-1) * normals(len(self.index))
+        if self._leading:
+            result = result + self.expand(
+                self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1) * normals(self._leading)
+            )
+        return result if self.root is None else result + self.root @ normals(self.root.size(-1))
+
+    def quadratic(self, x: Tensor, coefficients: Tensor, diagonal: Tensor, root: Tensor | None) -> Tensor:
+        """``x' P x`` per column, differentiable in coefficients, diagonal and root.
+
+        A given diagonal is D: what P adds to it is a constant. shape: (*batch, N, C) -> (*batch, C)
+        """
+        wide = x.double()
+        value = ((diagonal + self.added).unsqueeze(-1) * wide.square()).sum(-2)
+        if self._leading:
+            value = value + (coefficients.unsqueeze(-1) * self.project(wide).square()).sum(-2)
+        return value if root is None else value + (root.mT @ wide).square().sum(-2)
+
     def variances(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """Posterior and prior variances of ``Φ B z``, z standard normal, Φ the basis at any points.
 

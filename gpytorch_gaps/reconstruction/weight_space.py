@@ -32,8 +32,8 @@ from gpytorch_gaps.linalg.masked_grid import MaskedGrid, project_flops, sweep_fl
 from gpytorch_gaps.linalg.selection import product_at
 from gpytorch_gaps.reconstruction.shared_grid import SharedGrid
 from gpytorch_gaps.reconstruction.weights import Weights
-from gpytorch_gaps.solvers.krylov import LOOK, Descent
-from gpytorch_gaps.solvers.planning.plans import expected_iterations
+from gpytorch_gaps.solvers.krylov import ITERATIONS_BETWEEN_READS, ConjugateGradients
+from gpytorch_gaps.solvers.planning.costs import expected_iterations
 from gpytorch_gaps.solvers.planning.rates import rates_of
 from gpytorch_gaps.utils.progress import LateBar
 
@@ -218,7 +218,7 @@ class WeightSolver:
         self._precondition = space.precondition
         # a look waits for the device, which is nothing beside a sweep of a large grid
         quick = space.product_flops / space.weights.ranks.size < _LONG_SWEEP
-        self._looks_every = LOOK if quick and space.grid.device.type != "cpu" else 1
+        self._looks_every = ITERATIONS_BETWEEN_READS if quick and space.grid.device.type != "cpu" else 1
 
     @property
     def reduction(self) -> float:
@@ -286,9 +286,11 @@ class WeightSolver:
                 descent = self._descent(descent.residual, found.weights, dtype)
         bar.close()
 
-    def _descent(self, residual: Tensor, weights: Tensor, dtype: torch.dtype) -> Descent:
+    def _descent(self, residual: Tensor, weights: Tensor, dtype: torch.dtype) -> ConjugateGradients:
         dot = self.space.weights.dot
-        return Descent(lambda w: self.space.matmul(w, dtype), self._precondition, residual, weights, dot)
+        return ConjugateGradients(
+            lambda w: self.space.matmul(w, dtype), residual, solution=weights, precondition=self._precondition, dots=dot
+        )
 
     def _block_pays(self, total: int, iterations: int, error: float, first: float, dtype: torch.dtype) -> bool:
         """Whether the iterations still to come, at the rate so far, cost more than setting up the dense block.

@@ -1,6 +1,6 @@
-"""What a solve must reach: a relative residual and, for data, a certified error of the posterior mean.
+"""What a solve must reach: a relative residual, a certified error of a posterior mean, or the error of a variance.
 
-For the residual ``r = y - (K_XX + D) a`` of any approximate solution, at every point x, on the grid or off it,
+**Means.** For the residual ``r = y - (K_XX + D) a`` of any approximate solution, at every point x, on the grid or off,
 
     ``|mean error at x| <= sd(x) ||D^(-1/2) r||``,
 
@@ -8,42 +8,58 @@ sd the posterior standard deviation of the latent function. (The error of the me
 ``f = Phi w``. With the posterior precision ``H = T^-1 + Phi_X' D^-1 Phi_X`` it is at most ``sd(x) ||e||_H``, and
 ``||e||_H^2 = r' (D^-1 - A^-1) r``.) So a residual in units of the noise bounds every prediction in units of its own
 error bar. A relative residual bounds none of them where the noise is small.
+
+**Variances.** With weights a close to ``A^-1 g``, g the covariances of a point with the data, the variance
+``k - 2 a'g + a'Aa`` is off by ``r' A^-1 r <= ||D^(-1/2) r||^2``. How large that may be follows from the variance
+itself, which is known after a first solve to a relative residual: the goal is assessed again then.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.solvers.sum_system import SumSystem
-from gpytorch_gaps.solvers.system import GapSystem
+if TYPE_CHECKING:
+    from gpytorch_gaps.solvers.system import NoisySystem
 
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """Both requirements as one number per column, which must not exceed `tolerance`.
+    """All requirements as one number per column, which must not exceed `tolerance`.
 
     :param unit: the residual norm that counts as 1. shape: (*batch, C)
     :param noise_unit: the residual in units of the noise that counts as 1; None where no error of a mean is asked for.
         shape: (*batch, C)
     """
 
-    system: GapSystem
+    system: "NoisySystem"
     tolerance: float
     unit: Tensor
     noise_unit: Tensor | None = None
     reduction: float = 1.0
-    """By what factor the worst column must fall, from the right-hand side on: what plans are made for."""
+    """Factor by which the worst column must fall from the right-hand side on: what plans are made for."""
+    prior: Tensor | None = None
+    """Prior variances, where the right-hand sides are covariances whose posterior variances are wanted.
+    shape: (*batch, C)"""
 
     @classmethod
-    def of(cls, system: GapSystem, rhs: Tensor, tolerance: float, error_in_std: Tensor | None = None) -> "Goal":
-        """For one set of right-hand sides.
+    def of(
+        cls,
+        system: "NoisySystem",
+        rhs: Tensor,
+        tolerance: float,
+        mean_tolerance: Tensor | None = None,
+        prior: Tensor | None = None,
+    ) -> "Goal":
+        """The goal for one set of right-hand sides.
 
-        :param error_in_std: the certified error allowed, in the units of rhs; None for any. shape: (*batch, 1, C)
+        :param mean_tolerance: the certified error allowed, in the units of rhs; None for any. shape (*batch, 1, C)
+        :param prior: prior variances, in the units of rhs squared, where the goal is a variance. shape (*batch, C)
         """
-        noise_unit = None if error_in_std is None else error_in_std.squeeze(-2) / tolerance
-        goal = cls(system, tolerance, system.residual_unit(rhs), noise_unit)
+        noise_unit = None if mean_tolerance is None else mean_tolerance.squeeze(-2) / tolerance
+        goal = cls(system, tolerance, system.residual_unit(rhs), noise_unit, prior=prior)
         if noise_unit is None or not rhs.numel():
             return replace(goal, reduction=tolerance)
         needed = tolerance / max(1.0, float(goal.measure(rhs).max()))
@@ -51,31 +67,40 @@ class Goal:
         return replace(goal, reduction=needed if needed == tolerance else 10.0 ** math.floor(math.log10(needed)))
 
     def measure(self, residual: Tensor) -> Tensor:
-        """The larger of both, relative to what they may be, times `tolerance`. shape: (*batch, N, C) -> (*batch, C)"""
-        relative = self.relative(residual)
+        """The largest of all requirements, relative to what it may be, times `tolerance`. shape: (*batch, C)"""
+        relative = self.system.column_norms(residual) / self.unit
         if self.noise_unit is None:
             return relative
         return torch.maximum(relative, self.system.noise_norms(residual) / self.noise_unit)
-
-    def relative(self, residual: Tensor) -> Tensor:
-        """``||r|| / ||rhs||``. shape: (*batch, N, C) -> (*batch, C)"""
-        return self.system.column_norms(residual) / self.unit
 
     def worst(self, residual: Tensor) -> float:
         """The measure of the worst column; infinite for one that is not a number."""
         return largest(self.measure(residual))
 
+    def assessed(self, rhs: Tensor, solution: Tensor, residual: Tensor) -> "Goal":
+        """The goal in the light of a solution: for variances, the residual that they allow. Others are unchanged."""
+        if self.prior is None:
+            return self
+        floor = (10.0 * torch.finfo(torch.float64).eps * self.prior).clamp_min(torch.finfo(torch.float64).tiny)
+        variance = (self.prior - (solution * (rhs + residual)).sum(-2)).maximum(floor)
+        allowed = (self.tolerance * variance).sqrt()  # in units of the noise; without noise nothing is good enough
+        return replace(self, unit=torch.full_like(self.unit, math.inf), noise_unit=allowed / self.tolerance)
+
     def of_correction(self, size: Tensor, error: float) -> "Goal":
         """The goal of solving for a residual of measure `error`, divided by `size`; with a factor of two to spare."""
         noise_unit = None if self.noise_unit is None else self.noise_unit / size
-        reduction = 0.5 * self.tolerance / error
         return replace(
-            self, tolerance=0.5 * self.tolerance, unit=self.unit / size, noise_unit=noise_unit, reduction=reduction
+            self,
+            tolerance=0.5 * self.tolerance,
+            unit=self.unit / size,
+            noise_unit=noise_unit,
+            reduction=min(0.5, 0.5 * self.tolerance / error),
+            prior=None,
         )
 
 
-def certified_error(system: GapSystem | SumSystem, residual: Tensor, solution: Tensor) -> float:
-    """``||D^(-1/2) r||`` of the worst column, with what rounding of the residual itself may add."""
+def certified_error(system: "NoisySystem", residual: Tensor, solution: Tensor) -> float:
+    """``||D^(-1/2) r||`` of the worst column, plus what rounding of the residual itself may add."""
     return largest(system.noise_norms(residual) + system.rounding_norms(solution))
 
 

@@ -1,4 +1,4 @@
-"""One Kronecker product of a sum of kernels, with what is worked out for it once."""
+"""One Kronecker product ``K = (x) K_i`` of a covariance, with what is worked out for it once."""
 
 from collections.abc import Sequence
 
@@ -8,69 +8,97 @@ from torch import Tensor
 from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_untied
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
-from gpytorch_gaps.linalg.selection import product_at, unravel
+from gpytorch_gaps.linalg.selection import kron_block, product_at, unravel
 
 
 class KroneckerTerm:
-    """``W K W'``, one term of a sum.
+    """``K = (x) K_i`` on the whole grid, detached and in float64.
 
-    :param factors: K_i, shape (*batch, m_i, m_i) each.
-    :param shared: where the eigen-decomposition is kept for others who have the same factors.
+    :param factors: K_i, symmetric positive semi-definite, shape (*batch, m_i, m_i) each.
+    :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
     """
 
-    def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen]) -> None:
-        self.factors = [factor.detach().double() for factor in factors]
-        self.shape = tuple(factor.size(-1) for factor in self.factors)
-        self._shared = shared
-        self._narrow: list[Tensor] | None = None  # the factors in float32, once asked for
+    def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen] | None = None) -> None:
+        wide = [factor.detach().double() for factor in factors]
+        self.shape = tuple(factor.size(-1) for factor in wide)
+        self._shared = {} if shared is None else shared
+        self._factors = {torch.float64: tuple(_symmetric(axis, factor) for axis, factor in enumerate(wide))}
+        self._eigen: dict[torch.dtype, KroneckerEigen] = {}
+
+    def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+        if dtype not in self._factors:
+            self._factors[dtype] = tuple(narrowed(factor, dtype) for factor in self._factors[torch.float64])
+        return self._factors[dtype]
 
     @property
     def is_decomposed(self) -> bool:
         """Whether the eigen-decomposition is there already."""
         return "eigen" in self._shared
 
-    @property
-    def eigen(self) -> KroneckerEigen:
+    def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
         if "eigen" not in self._shared:
-            self._shared["eigen"] = kron_eigh(self.factors)
-        return self._shared["eigen"]
+            self._shared["eigen"] = kron_eigh(self.factors())
+        if dtype not in self._eigen:
+            self._eigen[dtype] = self._shared["eigen"].to(dtype)
+        return self._eigen[dtype]
 
     @property
     def product_flops(self) -> float:
+        """FLOPs of one product with K and one column, as :meth:`matmul` takes it."""
         thin = if_thin(self._shared.get("eigen"))
         return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
         thin = if_thin(self._shared.get("eigen"))
-        if thin is not None:
-            return thin.matmul(grid)
-        if grid.dtype == torch.float64:
-            return kron_matmul(self.factors, grid)
-        if self._narrow is None:
-            self._narrow = [narrowed(factor, grid.dtype) for factor in self.factors]
-        return kron_matmul(self._narrow, grid)
+        return kron_matmul(self.factors(grid.dtype), grid) if thin is None else thin.matmul(grid)
+
+    def block(self, index: Tensor) -> Tensor:
+        """``W K W'``, dense. shape: (*batch, N, N)"""
+        return kron_block(self.factors(), index, index)
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
-        values, positions = leading_untied(self.eigen.values, count)
+        values, positions = leading_untied(self.eigen().values, count)
         return values.reshape(-1, values.size(-1)).amax(0), positions
 
     def left_out(self, rank: int) -> float:
         """The largest eigenvalue that is not among the leading ones, over a batch."""
-        _, positions = leading_untied(self.eigen.values, rank)
-        return largest_left_out(self.eigen.values, positions)
+        _, positions = leading_untied(self.eigen().values, rank)
+        return largest_left_out(self.eigen().values, positions)
 
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
-        return product_at(frozen_eigenvalues(factors, self.eigen.vectors), positions)
+        used = [torch.unique(axis, return_inverse=True) for axis in positions]  # products with these are far cheaper
+        vectors = [q[..., columns] for q, (columns, _) in zip(self.eigen().vectors, used, strict=True)]
+        return product_at(frozen_eigenvalues(factors, vectors), torch.stack([local for _, local in used]))
 
     def trace(self, index: Tensor) -> Tensor:
         """Trace of ``W K W'``, W selecting the cells `index`. shape: batch"""
-        diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors]
+        diagonals = [factor.diagonal(dim1=-2, dim2=-1) for factor in self.factors()]
         return product_at(diagonals, unravel(index, self.shape)).sum(-1)
+
+    @property
+    def largest_variance(self) -> Tensor:
+        """The largest diagonal entry of K, over a batch."""
+        return torch.stack([factor.diagonal(dim1=-2, dim2=-1).amax() for factor in self.factors()]).prod()
+
+    @property
+    def row_norm(self) -> Tensor:
+        """The largest norm of a row of K, over a batch; not read by the host."""
+        return torch.stack([factor.square().sum(-1).max() for factor in self.factors()]).prod().sqrt()
 
     @property
     def least_eigenvalue(self) -> Tensor:
         """The smallest eigenvalue of K, over a batch."""
-        return torch.stack([values.amin() for values in self.eigen.values]).prod()
+        return torch.stack([values.amin() for values in self.eigen().values]).prod()
+
+
+def _symmetric(axis: int, factor: Tensor) -> Tensor:
+    """The symmetric part: float32 kernels are symmetric to rounding only, and that would bound the residual."""
+    difference, size = (factor - factor.mT).abs().amax(), factor.abs().amax()
+    if bool(difference > 1e-3 * size):
+        raise ValueError(
+            f"factors: axis {axis} differs from its transpose by {float(difference):.1e}, expected symmetry"
+        )
+    return factor if not bool(difference > 0) else 0.5 * (factor + factor.mT)

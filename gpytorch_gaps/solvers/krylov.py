@@ -1,179 +1,110 @@
-"""Preconditioned conjugate gradients through ``linear_operator.utils.linear_cg``, with our own say on when to stop.
+"""Preconditioned conjugate gradients for any number of right-hand sides at once, the one engine of every solver.
 
-What is different from calling ``linear_cg`` directly:
+It differs from ``linear_operator.utils.linear_cg`` in that
 
 1. the division guard follows the precision (upstream's 1e-10 makes a residual of 1e-6 unreachable);
-2. a caller's `stop` decides, column by column, on any quantity it likes (upstream: the mean over columns);
-3. iterations are products with the matrix, and none is made after the stop (upstream makes at least eleven);
-4. the Lanczos tridiagonal matrices are as long as the iteration, not cut off at twenty.
-
-``linear_cg`` shows its residual to the preconditioner at every iteration, which is where we listen; a residual set to
-zero there is how we tell it to stop.
-
-A single right-hand side of some length needs none of its bookkeeping: :class:`Descent` takes the same steps in a third
-of the calls, and in place.
-
-On a device the host would wait for every number it reads, and ``linear_cg`` reads its residual at every iteration.
-:class:`Columns` takes the steps there and reads nothing; `stop` is asked after every tenth of them.
+2. the caller's `stop` decides, column by column, on any quantity it likes (upstream: the mean over columns);
+3. no product is made after the stop (upstream makes at least eleven);
+4. the Lanczos matrices are as long as the iteration, not cut off at twenty;
+5. on a device nothing is read while iterating: `stop` is asked after every tenth iteration, in one read.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-import linear_operator
 import torch
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpytorch_gaps.utils.progress import LateBar
 
 Closure = Callable[[Tensor], Tensor]
-Stop = Callable[[Tensor], bool | Tensor]  # a tensor is read by us, once, with all else that is to be read
-LOOK = 10  # iterations between two looks at a residual that lives on a device
-_IN_PLACE = 256  # rows
-_STALLED = 150  # iterations in float32
+Dots = Callable[[Tensor, Tensor], Tensor]
+Stop = Callable[[Tensor], bool | Tensor]  # a tensor is read once, together with everything else that is read
+ITERATIONS_BETWEEN_READS = 10  # of a residual that lives on a device
+_STALLED_ITERATIONS = 150  # in float32, without a halved residual
+_ITERATIONS_BETWEEN_ORIGINALS = 8  # after which the original residual is computed, however far off it seems
+_TINY = 1e-300
+_SAFE_RANGE = {torch.float64: 1e12, torch.float32: 1e6}  # largest entries whose squares are numbers at every iteration
 
 
-@dataclass
-class _Listener:
-    """Stands between ``linear_cg`` and the closures: counts, watches the residual, gathers Lanczos coefficients."""
-
-    matmul: Closure
-    precondition: Closure | None
-    stop: Stop
-    keep_lanczos: bool
-    iterations: int = 0
-    done: bool = False
-    bar: LateBar = field(default_factory=lambda: LateBar("conjugate gradients"))
-    steps: list[Tensor] = field(default_factory=list)  # alpha_k
-    ratios: list[Tensor] = field(default_factory=list)  # beta_k
-    _inner: Tensor | None = None  # r' P^-1 r of the current residual
-    _started: bool = False
-
-    def product(self, direction: Tensor) -> Tensor:
-        if not self._started or self.done:
-            # the first call is for the zero initial guess; after the stop no step is taken
-            self._started = True
-            return torch.zeros_like(direction)
-        self.iterations += 1
-        self.bar.update()
-        image = self.matmul(direction)
-        if self.keep_lanczos:
-            curvature = (direction * image).sum(-2)
-            assert self._inner is not None
-            self.steps.append(_safe_divide(self._inner, curvature))
-        return image
-
-    def preconditioned(self, residual: Tensor) -> Tensor:
-        if self.done:
-            return residual.clone()
-        if self.iterations and self.stop(residual):
-            self.done = True
-            residual.zero_()
-            return residual.clone()
-        result = residual if self.precondition is None else self.precondition(residual)
-        if result.data_ptr() == residual.data_ptr():
-            result = residual.clone()  # linear_cg changes both in place
-        if self.keep_lanczos:
-            inner = (residual * result).sum(-2)
-            if self._inner is not None:
-                self.ratios.append(_safe_divide(inner, self._inner))
-            self._inner = inner
-        return result
+def on_device(tensor: Tensor) -> bool:
+    """Whether reading a number of the tensor makes the host wait."""
+    return tensor.device.type != "cpu"
 
 
-def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    zero = denominator <= torch.finfo(denominator.dtype).tiny
-    return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
+def column_dots(left: Tensor, right: Tensor) -> Tensor:
+    """Inner products of corresponding columns. shape: (*batch, n, C) -> (*batch, 1, C)"""
+    if left.numel() == left.size(-2):  # one column: no product is stored
+        return torch.dot(left.reshape(-1), right.reshape(-1)).reshape([1] * left.dim())
+    return (left * right).sum(-2, keepdim=True)
 
 
-def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """No step where there is nothing left to divide."""
-    return (numerator / denominator).nan_to_num_(0.0, 0.0, 0.0)
+class ConjugateGradients:
+    """A run of conjugate gradients, one step at a time. Every column has its own step lengths.
 
+    `solution` and `residual` are updated in place. A column that is solved has nothing left to divide: it keeps its
+    solution, with steps of zero. No number is read by the host, and no shape changes.
 
-def _dot(first: Tensor, second: Tensor) -> Tensor:
-    return torch.dot(first.view(-1), second.reshape(-1))
-
-
-class Descent:
-    """Conjugate gradients for one right-hand side, a step at a time: three vectors, updated in place.
-
-    `solution` and `residual` are those given; no number of it is read by the host.
-
-    :param dot: the inner product, where the vectors are parts of longer ones.
+    :param residual: right-hand sides minus their images so far, shape (*batch, n, C). Overwritten.
+    :param solution: where steps are added up. Default: zeros.
+    :param precondition: ``P^-1``; default: none.
+    :param dots: inner products of columns, where the rows are spread over several processes.
+    :param keep_lanczos: whether to keep the coefficients of the Lanczos process that each column started.
     """
 
     def __init__(
         self,
         matmul: Closure,
-        precondition: Closure | None,
         residual: Tensor,
-        solution: Tensor,
-        dot: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        solution: Tensor | None = None,
+        precondition: Closure | None = None,
+        dots: Dots = column_dots,
+        keep_lanczos: bool = False,
     ) -> None:
-        self._matmul, self._precondition, self._dot = matmul, precondition, dot or _dot
-        self.residual, self.solution = residual, solution
+        self._matmul, self._precondition, self._dots, self._keep_lanczos = matmul, precondition, dots, keep_lanczos
+        self.residual = residual
+        self.solution = torch.zeros_like(residual) if solution is None else solution
         self._direction: Tensor | None = None
-        self._inner = residual.new_zeros(())
-        self.steps: list[Tensor] = []  # alpha_k
+        self._inner: Tensor | None = None  # r' P^-1 r of the last residual
+        self.steps: list[Tensor] = []  # alpha_k, shape (*batch, C) each
         self.ratios: list[Tensor] = []  # beta_k
 
     def step(self) -> None:
         preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
-        inner = self._dot(self.residual, preconditioned)
-        if self._direction is None:
-            own = preconditioned.data_ptr() != self.residual.data_ptr()
-            self._direction = preconditioned if own else preconditioned.clone()
+        inner = self._dots(self.residual, preconditioned)
+        if self._direction is None or self._inner is None:
+            # the residual changes in place: a preconditioner may have returned the very same numbers
+            own = preconditioned.data_ptr() != self.residual.data_ptr() and preconditioned.is_contiguous()
+            self._direction = preconditioned if own else preconditioned.clone(memory_format=torch.contiguous_format)
         else:
-            ratio = _quotient(inner, self._inner)
-            self.ratios.append(ratio)
+            ratio = _safe_divide(inner, self._inner)
             self._direction.mul_(ratio).add_(preconditioned)
+            if self._keep_lanczos:
+                self.ratios.append(ratio.squeeze(-2))
         self._inner = inner
         image = self._matmul(self._direction)
-        length = _quotient(inner, self._dot(self._direction, image))
-        self.steps.append(length)
-        self.solution.addcmul_(self._direction, length)
-        self.residual.addcmul_(image, length, value=-1.0)
-
-
-class Columns:
-    """Conjugate gradients for columns of any number, a step at a time; every column has its own lengths.
-
-    A column that is done has nothing left to divide: it stays where it is, with steps of zero. No number is read by
-    the host, and no shape changes.
-
-    :param residual: shape (*batch, n, C), columns of size one or zero; updated in place.
-    """
-
-    def __init__(self, matmul: Closure, precondition: Closure | None, residual: Tensor, keep_lanczos: bool) -> None:
-        self._matmul, self._precondition, self._keep_lanczos = matmul, precondition, keep_lanczos
-        self.residual, self.solution = residual, torch.zeros_like(residual)
-        self._direction = torch.zeros_like(residual)
-        self._inner = residual.new_zeros(*residual.shape[:-2], 1, residual.size(-1))
-        self.steps: list[Tensor] = []  # alpha_k, shape (*batch, C) each
-        self.ratios: list[Tensor] = []  # beta_k, from beta_{-1} = 0 on
-
-    def step(self) -> None:
-        preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
-        inner = _inner_products(self.residual, preconditioned)
-        ratio = _safe_divide(inner, self._inner)
-        self._direction.mul_(ratio).add_(preconditioned)
-        self._inner = inner
-        image = self._matmul(self._direction)
-        length = _safe_divide(inner, _inner_products(self._direction, image))
+        length = _safe_divide(inner, self._dots(self._direction, image))
         self.solution.addcmul_(self._direction, length)
         self.residual.addcmul_(image, length, value=-1.0)
         if self._keep_lanczos:
             self.steps.append(length.squeeze(-2))
-            self.ratios.append(ratio.squeeze(-2))
 
+    def lanczos(self) -> Tensor:
+        """The tridiagonal matrices of the Lanczos process, in float64. shape: (*batch, C, k, k)
 
-def _inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """shape: (*batch, n, C) -> (*batch, 1, C)"""
-    return (left * right).sum(-2, keepdim=True)
+        ``T[k, k] = 1/alpha_k + beta_{k-1}/alpha_{k-1}``, ``T[k, k-1] = sqrt(beta_{k-1}) / alpha_{k-1}``. A column that
+        converged early has steps of zero: its matrix continues as the identity, decoupled, and carries no weight.
+        """
+        steps = _stacked(self.steps)
+        ratios = _stacked(self.ratios) if len(self.ratios) else steps[..., :0]
+        ended = (steps <= 0).cumsum(-1) > 0
+        inverse = torch.where(ended, torch.ones_like(steps), 1.0 / steps.masked_fill(ended, 1.0))
+        coupled = torch.where(ended[..., 1:], torch.zeros_like(ratios), ratios)
+        diagonal = inverse.clone()
+        diagonal[..., 1:] += coupled * inverse[..., :-1]
+        off = coupled.sqrt() * inverse[..., :-1]
+        return torch.diag_embed(diagonal) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
 
 
 def conjugate_gradients(
@@ -189,57 +120,73 @@ def conjugate_gradients(
     """Solves ``A x = rhs`` from zero until ``stop(residual)`` holds, the residual being ``rhs - A x``.
 
     :param rhs: shape (*batch, n, C).
-    :param stop: called with the recursive residual, in the units of rhs: once an iteration, on a device once in ten.
-    :param lanczos: also return the tridiagonal matrices of the Lanczos process that each column started.
-    :param patience: iterations that need not halve the residual; after more, it gives up. 0: never, in float64.
+    :param stop: called with the recursive residual, in the units of rhs: after every iteration, on a device after
+        every tenth.
+    :param lanczos: whether to return the tridiagonal matrices of the Lanczos process that each column started.
+    :param patience: iterations that need not halve the residual; after more, the run gives up. 0: never, in float64.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
-    patience = _STALLED if rhs.dtype == torch.float32 else patience
-    if waits(rhs):
-        return _descend_unread(matmul, rhs, stop, max_iterations, precondition, lanczos, patience)
-    if patience:
-        stop = _or_stalled(stop, patience)
-    if rhs.numel() == rhs.size(-2) >= _IN_PLACE:
-        return _descend(matmul, rhs, stop, max_iterations, precondition, lanczos)
-    unit, scale = _of_size_one(rhs)
-    listener = _Listener(matmul, precondition, lambda residual: stop(residual * scale), lanczos)
-    with warnings.catch_warnings():
-        # non-convergence is judged, and told, by the caller
-        warnings.filterwarnings("ignore", category=NumericalWarning, message="CG terminated in")
-        solution = linear_operator.utils.linear_cg(
-            listener.product,
-            unit,
-            tolerance=torch.finfo(rhs.dtype).tiny,
-            eps=torch.finfo(rhs.dtype).tiny,
-            stop_updating_after=0.0,
-            max_iter=max_iterations,
-            max_tridiag_iter=0,
-            preconditioner=listener.preconditioned,
-        )
-    listener.bar.close()
-    tridiagonal = _tridiagonal(listener.steps, listener.ratios) if lanczos else None
-    return solution * scale, listener.iterations, tridiagonal
+    waits = on_device(rhs)
+    unit, scale = _normalized(rhs, waits)
+    run = ConjugateGradients(matmul, unit, precondition=precondition, keep_lanczos=lanczos)
+    patience = _STALLED_ITERATIONS if rhs.dtype == torch.float32 else patience
+    stall = _Stall(patience) if patience else None
+    bar, iterations = LateBar("conjugate gradients"), 0
+    while iterations < max_iterations:
+        run.step()
+        iterations += 1
+        bar.update()
+        look = iterations % ITERATIONS_BETWEEN_READS == 0
+        if waits and (not look or iterations == max_iterations):  # at the end of the budget nothing is left to decide
+            continue
+        residual = run.residual if scale is None else run.residual * scale
+        if _should_stop(stop, residual, stall if look else None, waits):
+            break
+    bar.close()
+    solution = run.solution if scale is None else run.solution.mul_(scale)
+    return solution, iterations, run.lanczos() if lanczos else None
 
 
-def waits(tensor: Tensor) -> bool:
-    """Whether reading a number of it waits for a device."""
-    return tensor.device.type != "cpu"
+def amplified_stop(initial: Tensor, dtype: torch.dtype, original: Closure, tolerance: float) -> Stop:
+    """When to stop iterating on a system whose residual the original system amplifies.
 
+    The original residual costs half an iteration. It is computed only when the amplification seen last suggests that
+    it has arrived, and at least every eighth iteration.
 
-def _of_size_one(rhs: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of norm one, or zero, and the norms. shape: (*batch, n, C) and (*batch, 1, C)"""
-    largest = rhs.abs().amax(-2, keepdim=True)  # first: squares may overflow where the numbers do not
-    largest = largest.masked_fill(largest == 0, 1.0)
-    scale = (rhs / largest).norm(dim=-2, keepdim=True) * largest
-    return rhs / scale.masked_fill(scale == 0, 1.0), scale
+    :param initial: norms of the residual that the iteration starts from. shape: (*batch, C)
+    :param original: measure of the original residual for a residual of the own system. shape: (*batch, C)
+    """
+    floor = 10 * torch.finfo(dtype).eps
+    if on_device(initial):
+        return lambda current: (
+            (current.norm(dim=-2) <= floor * initial) | (original(current) <= 0.9 * tolerance)
+        ).all()
+    first = initial.flatten().tolist()
+    amplification: list[float] = []
+    since_look = 0
+
+    def stop(current: Tensor) -> bool:
+        nonlocal amplification, since_look
+        # comparisons of a few numbers cost less on the host than as many calls of torch
+        sizes, since_look = current.norm(dim=-2).flatten().tolist(), since_look + 1
+        exhausted = [size <= floor * begun for size, begun in zip(sizes, first, strict=True)]
+        if all(exhausted):
+            return True
+        far = any(size * factor > 1.5 * tolerance for size, factor in zip(sizes, amplification, strict=False))
+        if far and since_look < _ITERATIONS_BETWEEN_ORIGINALS:
+            return False
+        errors, since_look = original(current).flatten().tolist(), 0
+        amplification = [error / max(size, _TINY) for error, size in zip(errors, sizes, strict=True)]
+        return all(error <= 0.9 * tolerance or done for error, done in zip(errors, exhausted, strict=True))
+
+    return stop
 
 
 class _Stall:
-    """Many iterations that have not halved the residual: rounding may never let it fall further."""
+    """Detects many iterations that have not halved the residual: rounding may never let it fall further."""
 
     def __init__(self, patience: int) -> None:
-        self._best, self._waited = math.inf, 0
-        self._patience = patience
+        self._best, self._waited, self._patience = math.inf, 0, patience
 
     def seen(self, size: float, iterations: int) -> bool:
         """Whether to give up on a residual of this size, so many iterations after the last."""
@@ -249,90 +196,35 @@ class _Stall:
         return self._waited >= self._patience
 
 
-def _or_stalled(stop: Stop, patience: int) -> Stop:
-    stall, calls = _Stall(patience), 0
-
-    def told(residual: Tensor) -> bool | Tensor:
-        nonlocal calls
-        calls += 1
-        return (calls % LOOK == 0 and stall.seen(float(residual.norm()), LOOK)) or stop(residual)
-
-    return told
-
-
-def _descend_unread(
-    matmul: Closure,
-    rhs: Tensor,
-    stop: Stop,
-    max_iterations: int,
-    precondition: Closure | None,
-    lanczos: bool,
-    patience: int,
-) -> tuple[Tensor, int, Tensor | None]:
-    """On a device: ten iterations, then one read that tells whether to go on."""
-    unit, scale = _of_size_one(rhs)
-    descent, stall = Columns(matmul, precondition, unit, lanczos), _Stall(patience) if patience else None
-    bar, iterations = LateBar("conjugate gradients"), 0
-    while iterations < max_iterations:
-        descent.step()
-        iterations += 1
-        bar.update()
-        if iterations % LOOK or iterations == max_iterations:  # at the end of the budget nothing is left to decide
-            continue
-        if _told(stop, descent.residual * scale, stall):
-            break
-    bar.close()
-    tridiagonal = None
-    if lanczos:
-        tridiagonal = _tridiagonal(*([n.double() for n in own] for own in (descent.steps, descent.ratios[1:])))
-    return descent.solution.mul_(scale), iterations, tridiagonal
-
-
-def _told(stop: Stop, residual: Tensor, stall: _Stall | None) -> bool:
-    """Whether to stop, in one read."""
-    verdict = stop(residual)
+def _should_stop(stop: Stop, residual: Tensor, stall: _Stall | None, waits: bool) -> bool:
     if stall is None:
-        return bool(verdict)
-    told, size = torch.stack([residual.new_ones(()) * verdict, residual.norm()]).tolist()
-    return stall.seen(size, LOOK) or bool(told)
+        return bool(stop(residual))
+    if not waits:
+        return stall.seen(float(residual.norm()), ITERATIONS_BETWEEN_READS) or bool(stop(residual))
+    verdict, size = torch.stack([residual.new_ones(()) * stop(residual), residual.norm()]).tolist()  # one read
+    return stall.seen(size, ITERATIONS_BETWEEN_READS) or bool(verdict)
 
 
-def _descend(
-    matmul: Closure, rhs: Tensor, stop: Stop, max_iterations: int, precondition: Closure | None, lanczos: bool
-) -> tuple[Tensor, int, Tensor | None]:
-    """One column, in units in which squares neither under- nor overflow."""
-    scale = float(rhs.abs().amax())
-    scale = 1.0 if scale == 0.0 or 1e-12 < scale < 1e12 else scale
-    start = rhs.clone(memory_format=torch.contiguous_format) if scale == 1.0 else rhs.div(scale).contiguous()
-    descent = Descent(matmul, precondition, start, torch.zeros_like(start))
-    bar, iterations = LateBar("conjugate gradients"), 0
-    while iterations < max_iterations:
-        descent.step()
-        iterations += 1
-        bar.update()
-        if stop(descent.residual if scale == 1.0 else descent.residual * scale):
-            break
-    bar.close()
-    tridiagonal = None
-    if lanczos:
-        shape = (*rhs.shape[:-2], 1)
-        coefficients = ([number.double().reshape(shape) for number in own] for own in (descent.steps, descent.ratios))
-        tridiagonal = _tridiagonal(*coefficients)
-    return descent.solution.mul_(scale), iterations, tridiagonal
+def _normalized(rhs: Tensor, waits: bool) -> tuple[Tensor, Tensor | None]:
+    """A copy of the right-hand sides whose squares neither under- nor overflow, and what its columns were divided by.
 
-
-def _tridiagonal(all_steps: Sequence[Tensor], all_ratios: Sequence[Tensor]) -> Tensor:
-    """``T[k, k] = 1/alpha_k + beta_{k-1}/alpha_{k-1}``, ``T[k, k-1] = sqrt(beta_{k-1}) / alpha_{k-1}``.
-
-    A column that converged early has steps of zero: its matrix goes on as the identity, decoupled, and carries no
-    weight.
+    shape: (*batch, n, C) and (*batch, 1, C); None where nothing had to be divided.
     """
-    steps = torch.stack(list(all_steps), -1)  # shape: (*batch, C, k)
-    ratios = torch.stack(list(all_ratios[: steps.size(-1) - 1]), -1) if steps.size(-1) > 1 else steps[..., :0]
-    ended = (steps <= 0).cumsum(-1) > 0
-    inverse = torch.where(ended, torch.ones_like(steps), 1.0 / steps.masked_fill(ended, 1.0))
-    coupled = torch.where(ended[..., 1:], torch.zeros_like(ratios), ratios)
-    diagonal = inverse.clone()
-    diagonal[..., 1:] += coupled * inverse[..., :-1]
-    off = coupled.sqrt() * inverse[..., :-1]
-    return torch.diag_embed(diagonal) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    largest = rhs.abs().amax(-2, keepdim=True)
+    largest = largest.masked_fill(largest == 0, 1.0)
+    if not waits and largest.numel():
+        low, high = (float(value) for value in torch.aminmax(largest))
+        limit = _SAFE_RANGE[rhs.dtype]
+        if 1.0 / limit < low and high < limit:
+            return rhs.clone(memory_format=torch.contiguous_format), None
+    return (rhs / largest).contiguous(), largest
+
+
+def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """The quotient, or zero where there is nothing to divide by."""
+    zero = denominator <= torch.finfo(denominator.dtype).tiny
+    return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
+
+
+def _stacked(coefficients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([number.double() for number in coefficients], -1)

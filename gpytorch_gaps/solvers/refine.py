@@ -1,78 +1,212 @@
-"""Iterative refinement on the residual that matters.
+"""Iterative refinement on the residual that matters: the one accuracy loop between a solve and conjugate gradients.
 
-A formulation of the system (ignore, fill, penalize) knows three things: its own residual, computed afresh in float64;
-what that means for the original system; and how to correct an iterate, in whatever precision. The loop corrects until
-every column of the *original* system meets its goal, and keeps the best iterate of every column:
+A formulation of the system (ignore, fill, penalize, spectral) has a system of its own. The loop corrects an iterate of
+it, in whatever precision, and recomputes its residual in float64:
 
-    r = residual(x);   stop if original(r) <= tolerance;   x += correct(r)
+    r = residual(x);   x += solve_correction(r)
 
 Refining the formulation's own system contracts whatever the amplification between its residual and the original one.
+Once the own residual says that the goal is met, the original system is asked. A formulation whose residual the original
+system amplifies may end where rounding is amplified, at some ``1e-16 |K| / s2``; a variance says only then how
+accurate it must be. In both cases the same formulation starts again on what is left of the original system.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.solvers.goal import Goal
+from gpytorch_gaps.solvers.goal import Goal, largest
+from gpytorch_gaps.solvers.krylov import Closure, Stop, amplified_stop, conjugate_gradients
+from gpytorch_gaps.solvers.system import NoisySystem
 
 _MAX_PASSES = 12
+_MAX_RESTARTS = 3
+_WORTH_RESTART = 0.1  # relative residual from which solving once more should get further
 
 
-class Formulation(Protocol):
-    """One way to write the system, for one set of right-hand sides."""
+class Formulation(ABC):
+    """One way to write the system, for one set of right-hand sides.
 
-    flops: float
-    goal: Goal
+    :param system: the original system.
+    :param rhs: shape (*batch, N, C), float64.
+    :param goal: what its solution must reach.
+    :param patience: iterations that need not halve the residual; after more, a correction gives up. 0: never.
+    """
 
+    is_original = False
+    """Whether the formulation's own system is the original one."""
+    error_is_cheap = False
+    """Whether `original_error` takes no product, so that it can be computed at every iteration."""
+    restarts = _MAX_RESTARTS
+    """How often the formulation may start again on what is left of the original system."""
+    margin = 0.9
+    """Share of the tolerance that the recursive residual must reach: it drifts from the true one."""
+    matmul_flops = 0.0
+    """FLOPs of one product with the formulation's own matrix and one column."""
+
+    def __init__(self, system: NoisySystem, rhs: Tensor, goal: Goal, patience: int = 0) -> None:
+        self.system, self.rhs, self.goal, self.patience = system, rhs, goal, patience
+        self.flops = 0.0
+        self.num_columns = rhs.shape[:-2].numel() * rhs.size(-1)
+        self.keeps_lanczos = False
+        self.lanczos: Tensor | None = None  # of the first correction, if it is kept. shape: (*batch, C, k, k)
+
+    @abstractmethod
     def start(self, guess: Tensor | None) -> Tensor:
         """The first iterate, from a guess of ``a`` where there is one."""
 
+    @abstractmethod
     def residual(self, iterate: Tensor) -> Tensor:
-        """Of the formulation's own system, in float64."""
+        """The residual of the formulation's own system, in float64."""
 
-    def original(self, residual: Tensor) -> Tensor:
-        """What the goal measures of the residual of ``(W K W' + D) a = y``, per column. shape: (*batch, C)"""
+    @abstractmethod
+    def original_error(self, residual: Tensor) -> Tensor:
+        """The goal's measure of the original residual that goes with an own one. shape: (*batch, C)"""
 
-    def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
-        """An approximate solution of the own system for `residual`, and the iterations it took."""
+    @abstractmethod
+    def solution(self, iterate: Tensor) -> Tensor:
+        """``a`` in float64. shape: (*batch, N, C)"""
 
-    def finish(self, iterate: Tensor) -> Tensor:
-        """``a`` in float64."""
+    @abstractmethod
+    def matmul(self, x: Tensor) -> Tensor:
+        """The product with the formulation's own matrix, in the precision of x."""
+
+    def preconditioner(self, dtype: torch.dtype) -> Closure | None:
+        """What conjugate gradients are preconditioned with."""
+        return None
+
+    @property
+    def preconditioner_flops(self) -> float:
+        return 0.0
+
+    def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
+        """A solution for `residual` that needs no conjugate gradients, and the iterations it counts as."""
+        return None
+
+    def solve_correction(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
+        """An approximate solution of the own system for `residual`, in float64, and the iterations it took."""
+        direct = self.direct_solution(residual)
+        if direct is not None:
+            return direct
+        wanted = self.keeps_lanczos and self.lanczos is None
+        step, iterations, found = conjugate_gradients(
+            self.matmul,
+            residual.to(dtype),
+            stop=self._stop(residual.norm(dim=-2), dtype),
+            max_iterations=budget,
+            precondition=self.preconditioner(dtype),
+            lanczos=wanted,
+            patience=self.patience,
+        )
+        self.lanczos = found if wanted else self.lanczos
+        self.flops += iterations * self.num_columns * (self.matmul_flops + self.preconditioner_flops)
+        return step.double(), iterations
+
+    def _stop(self, initial: Tensor, dtype: torch.dtype) -> Stop:
+        if not self.error_is_cheap:
+            return amplified_stop(initial, dtype, self.original_error, self.goal.tolerance)
+        floor = 10 * torch.finfo(dtype).eps * initial
+
+        def stop(current: Tensor) -> Tensor:
+            done = self.original_error(current) <= self.margin * self.goal.tolerance
+            return (done | (current.norm(dim=-2) <= floor)).all()
+
+        return stop
+
+    def again(self, rhs: Tensor, goal: Goal) -> "Formulation":
+        """The same formulation for other right-hand sides."""
+        return type(self)(self.system, rhs, goal, patience=self.patience)
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass
+class Refined:
+    """A solution, the residual it leaves in the original system, and what it took."""
+
     solution: Tensor  # shape: (*batch, N, C), float64
-    residual: Tensor  # of the formulation's own system
-    iterations: int
-    passes: int
+    residual: Tensor  # of the original system, shape: (*batch, N, C), float64
+    goal: Goal
+    error: float  # of the worst column, as the goal measures it
+    iterations: int = 0
+    passes: int = 0
+    flops: float = 0.0
+
+    @property
+    def converged(self) -> bool:
+        return self.error <= self.goal.tolerance
 
 
-def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: int) -> Outcome:
-    """Corrects until every column meets the goal, for `budget` iterations, or until there is no more progress."""
-    tolerance = form.goal.tolerance
-    iterate = form.start(guess)
-    residual = form.residual(iterate)
-    error = form.original(residual)
+def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: int) -> Refined:
+    """Corrects until every column meets the goal, for `budget` iterations, or until there is no more progress.
+
+    Every column keeps its best iterate.
+
+    :param guess: of ``a``, to start from. shape (*batch, N, C).
+    :param dtype: the precision that iterations start in. Where it cannot contract the system, float64 takes over.
+    """
+    system, rhs, goal = form.system, form.rhs, form.goal
+    current, best, restarts_left = _Iterate.first(form, guess), None, form.restarts
     iterations = passes = 0
-    for _ in range(_MAX_PASSES):
-        if bool((error <= tolerance).all()) or iterations >= budget:
-            break
-        step, used = form.correct(residual, dtype, budget - iterations)
-        iterations, passes = iterations + used, passes + 1
-        candidate = iterate + step
-        new_residual = form.residual(candidate)
-        new_error = form.original(new_residual)
-        better = new_error < error  # false for NaN: a column that blew up keeps its last good iterate
-        pending = error > tolerance
-        stalled = not bool((pending & (new_error < 0.5 * error)).any())
-        iterate = torch.where(better.unsqueeze(-2), candidate, iterate)
-        residual = torch.where(better.unsqueeze(-2), new_residual, residual)
-        error = torch.where(better, new_error, error)
-        if stalled:
-            if dtype == torch.float64:
-                break
-            dtype = torch.float64  # the lower precision cannot contract this system any further
-    return Outcome(form.finish(iterate), residual, iterations, passes)
+    flops, size = 0.0, torch.ones((), dtype=rhs.dtype, device=rhs.device)
+    while True:
+        if not current.met and iterations < budget and current.passes < _MAX_PASSES:
+            used, stalled = current.correct(dtype, budget - iterations)
+            iterations, passes = iterations + used, passes + 1
+            if not (stalled and dtype == torch.float64):
+                dtype = torch.float64 if stalled else dtype  # the lower precision contracts this system no further
+                continue
+        # the formulation has done what it can: ask the original system
+        own = current.form.solution(current.value) * size
+        solution = own if best is None else best.solution + own
+        same = best is None and form.is_original
+        left = current.residual if same else rhs - system.matmul(solution)
+        flops += current.form.flops + (0.0 if same else form.num_columns * system.product_flops)
+        goal = goal.assessed(rhs, solution, left)
+        before = math.inf if best is None else goal.worst(best.residual)
+        found = Refined(solution, left, goal, goal.worst(left))
+        best = found if best is None or found.error < before else replace(best, goal=goal, error=before)
+        gained = found.error <= 0.5 * before or math.isinf(before)
+        near = largest(system.column_norms(best.residual) / system.residual_unit(rhs)) < _WORTH_RESTART
+        if best.converged or not (gained and near) or iterations >= budget or not restarts_left:
+            return replace(best, iterations=iterations, passes=passes, flops=flops)
+        # what is left need not be solved for as well as the whole
+        restarts_left, unit = restarts_left - 1, system.residual_unit(best.residual)
+        size = unit.unsqueeze(-2)
+        current = _Iterate.first(form.again(best.residual / size, goal.of_correction(unit, best.error)), None)
+
+
+@dataclass
+class _Iterate:
+    """An iterate of a formulation's own system, its residual, and what that means for the original system."""
+
+    form: Formulation
+    value: Tensor
+    residual: Tensor
+    error: Tensor  # shape: (*batch, C)
+    passes: int = 0
+
+    @classmethod
+    def first(cls, form: Formulation, guess: Tensor | None) -> "_Iterate":
+        value = form.start(guess)
+        residual = form.residual(value)
+        return cls(form, value, residual, form.original_error(residual))
+
+    @property
+    def met(self) -> bool:
+        return bool((self.error <= self.form.goal.tolerance).all())
+
+    def correct(self, dtype: torch.dtype, budget: int) -> tuple[int, bool]:
+        """One correction: the iterations it took, and whether it halved the error of no column that needed it."""
+        step, iterations = self.form.solve_correction(self.residual, dtype, budget)
+        candidate = self.value + step
+        residual = self.form.residual(candidate)
+        error = self.form.original_error(residual)
+        better = error < self.error  # false for NaN: a column that blew up keeps its last good iterate
+        halved = (self.error > self.form.goal.tolerance) & (error < 0.5 * self.error)
+        self.value = torch.where(better.unsqueeze(-2), candidate, self.value)
+        self.residual = torch.where(better.unsqueeze(-2), residual, self.residual)
+        self.error = torch.where(better, error, self.error)
+        self.passes += 1
+        return iterations, not bool(halved.any())

@@ -19,13 +19,14 @@ import numbers
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.distributed.columns import Share
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.signs import random_signs
+from gpytorch_gaps.solvers.system import NoisySystem
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
 REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
@@ -35,13 +36,13 @@ BIAS = 0.1  # of a gradient by unfinished solves, in standard deviations of the 
 
 
 @dataclass
-class Trail:
+class LogdetPath:
     """The last step on one set of observations. Never differentiated."""
 
     cells: Tensor  # of the observations, shape (N,)
     solutions: Tensor  # of right-hand sides, then probes, shape (N, C + k)
     images: Tensor  # A z, shape (N, k)
-    start: Tensor  # the log-determinant where the trail begins
+    start: Tensor  # the log-determinant where the path begins
     start_error: Tensor  # its standard error
     followed: Tensor  # what each probe has seen it change by since, shape (k,)
 
@@ -54,22 +55,22 @@ class Trail:
         own = self.followed.std() / len(self.followed) ** 0.5 if len(self.followed) > 1 else self.followed.abs().mean()
         return torch.hypot(self.start_error, own)
 
-    def of_all(self, share: Share) -> "Trail":
+    def of_all(self, share: Share) -> "LogdetPath":
         """With what the probes of all ranks have seen, for its value and its error."""
         return replace(self, followed=share.of(self.followed).to(self.followed))
 
 
 @dataclass
-class Loan:
-    """A preconditioner, and what it was set up for. Close to that, it serves others too."""
+class ReusedPreconditioner:
+    """A preconditioner, and what it was set up for. Close to that, it serves other hyperparameters too."""
 
-    preconditioner: Any
-    settings: Hashable  # that were in force
+    preconditioner: LowRankPreconditioner
+    key: Hashable  # the method and the rank that were asked for
     cells: Tensor
     parts: tuple[Tensor, ...]  # factors and noise
 
-    def serves(self, settings: Hashable, cells: Tensor, parts: Sequence[Tensor]) -> bool:
-        if settings != self.settings or len(parts) != len(self.parts) or not _same(cells, self.cells):
+    def serves(self, key: Hashable, cells: Tensor, parts: Sequence[Tensor]) -> bool:
+        if key != self.key or len(parts) != len(self.parts) or not _same(cells, self.cells):
             return False
         if any(a.shape != b.shape for a, b in zip(parts, self.parts, strict=True)):
             return False
@@ -106,26 +107,22 @@ class WarmStart:
         self.tolerance = None if tolerance is None else float(tolerance)
         self.seed = seed
         self._settled = False
-        self.tolerance_now: float | None = None  # of solves that start warm, while they are made
-        self._trails: dict[int, Trail] = {}
-        self._loans: dict[int, Loan] = {}
+        self._paths: dict[int, LogdetPath] = {}
+        self._preconditioners: dict[int, ReusedPreconditioner] = {}
 
     def probes(self, rows: int, like: Tensor) -> Tensor:
         """Random signs, the same whenever asked and wherever `like` lives: made there. shape: (N, k)"""
         return random_signs(self.seed, self.num_probes, rows, like).mT  # columns that are whole in memory
 
-    @contextmanager
-    def aiming(self, settled: float, start: float = 0.0) -> Iterator[None]:
-        """Has solves that begin with a relative residual of `start` stop where that is enough.
+    def tolerance_for(self, settled: float, start: float = 0.0) -> float:
+        """The relative residual that a solve must reach which begins with one of `start`.
+
+        While hyperparameters change, each solve only reduces its initial residual to 30 %; later steps remove the rest.
 
         :param settled: relative residual once hyperparameters have settled.
         """
         moving = 0.0 if self._settled else min(self.loosest, REDUCTION * start)
-        self.tolerance_now = max(settled, moving)
-        try:
-            yield
-        finally:
-            self.tolerance_now = None
+        return max(settled, moving)
 
     @contextmanager
     def settling(self) -> Iterator[None]:
@@ -137,70 +134,76 @@ class WarmStart:
             self._settled = False
 
     @contextmanager
-    def lending(self, system: Any, settings: Hashable) -> Iterator[None]:
-        """Has a system precondition with what was set up for one like it, if its hyperparameters are still close.
+    def reuse_preconditioner(self, system: NoisySystem, key: Hashable) -> Iterator[None]:
+        """Preconditions a system with what was set up for one like it, if its hyperparameters are still close.
 
-        What it sets up itself is remembered for the next.
+        What the system sets up itself is kept for the next.
+
+        :param key: the method and the rank that are asked for.
         """
-        loan = self._loans.get(system.num_train)
-        if loan is not None and loan.serves(settings, system.cells, system.parts()):
-            system.loan = loan.preconditioner
+        kept = self._preconditioners.get(system.num_train)
+        if kept is not None and kept.serves(key, system.train_index, system.parts):
+            system.reused_preconditioner = kept.preconditioner
         system.last_preconditioner = None
         try:
             yield
         finally:
             if system.last_preconditioner is not None:
-                kept = copy.copy(system.last_preconditioner)
-                kept.left_over = math.inf  # of another matrix, nothing is known
-                self._loans[system.num_train] = Loan(kept, settings, system.cells, system.parts())
-            system.loan = None
+                own = copy.copy(system.last_preconditioner)
+                own.left_over = math.inf  # of another matrix, nothing is known
+                self._preconditioners[system.num_train] = ReusedPreconditioner(
+                    own, key, system.train_index, system.parts
+                )
+            system.reused_preconditioner = None
 
     def guess(self, cells: Tensor, rhs: Tensor, num_probes: int | None = None) -> Tensor | None:
         """Solutions of the last step for these observations and as many right-hand sides. shape: (N, C + k)
 
         :param num_probes: that are here, where others have the rest.
         """
-        trail, probes = self._trail(cells), self.num_probes if num_probes is None else num_probes
-        if trail is None or trail.solutions.size(-1) != rhs.size(-1) + probes:
+        path, probes = self._path(cells), self.num_probes if num_probes is None else num_probes
+        if path is None or path.solutions.size(-1) != rhs.size(-1) + probes:
             return None
-        return trail.solutions if trail.solutions.dtype == rhs.dtype else None
+        return path.solutions if path.solutions.dtype == rhs.dtype else None
 
-    def follow(self, cells: Tensor, solutions: Tensor, images: Tensor, share: Share | None = None) -> Trail | None:
-        """The trail with one more step; None where there is none, or the step is too long to be followed.
+    def advance(
+        self, cells: Tensor, solutions: Tensor, images: Tensor, share: Share | None = None
+    ) -> LogdetPath | None:
+        """The path with one more step; None where there is none, or the step is too long to be followed.
 
         :param share: of the probes, where others have the rest.
         """
-        trail, (rows, count) = self._trail(cells), images.shape
-        if trail is None or trail.images.shape != images.shape or trail.solutions.shape != solutions.shape:
+        path, (rows, count) = self._path(cells), images.shape
+        if path is None or path.images.shape != images.shape or path.solutions.shape != solutions.shape:
             return None
-        before, after = (x[:, x.size(-1) - count :] for x in (trail.solutions, solutions))
-        step = 0.5 * ((before + after) * (images - trail.images)).sum(0)
+        before, after = (x[:, x.size(-1) - count :] for x in (path.solutions, solutions))
+        step = 0.5 * ((before + after) * (images - path.images)).sum(0)
         every = step if share is None else share.of(step)
         if not bool(every.abs().mean() <= LONGEST_STEP * rows):
             return None
-        return Trail(cells, solutions, images, trail.start, trail.start_error, trail.followed + step)
+        return LogdetPath(cells, solutions, images, path.start, path.start_error, path.followed + step)
 
-    def _trail(self, cells: Tensor) -> Trail | None:
-        trail = self._trails.get(len(cells))
-        return trail if trail is not None and _same(trail.cells, cells) else None
+    def _path(self, cells: Tensor) -> LogdetPath | None:
+        path = self._paths.get(len(cells))
+        return path if path is not None and _same(path.cells, cells) else None
 
-    def keep(self, trail: Trail) -> None:
-        self._trails[len(trail.cells)] = trail
+    def keep(self, path: LogdetPath) -> None:
+        self._paths[len(path.cells)] = path
 
     def forget(self) -> None:
         """Starts anew: from zero, with a log-determinant estimated afresh."""
-        self._trails.clear()
-        self._loans.clear()
+        self._paths.clear()
+        self._preconditioners.clear()
 
     # -- as plain data, for checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
         """All but preconditioners, which are set up anew."""
-        return {"trails": [dict(vars(trail)) for trail in self._trails.values()]}
+        return {"paths": [dict(vars(path)) for path in self._paths.values()]}
 
     def load_state_dict(self, state: dict) -> None:
-        self._trails = {len(trail["cells"]): Trail(**trail) for trail in state["trails"]}
-        self._loans = {}
+        self._paths = {len(path["cells"]): LogdetPath(**path) for path in state["paths"]}
+        self._preconditioners = {}
 
     def __str__(self) -> str:
         tolerance = "what leaves no bias" if self.tolerance is None else f"{self.tolerance:g}"

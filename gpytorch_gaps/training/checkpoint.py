@@ -122,7 +122,7 @@ def _settings() -> dict[str, str]:
     theirs = linear_operator.settings
     return {
         **{setting.__name__: str(setting.value()) for setting in ours},
-        "dense_size": str(settings.dense_size_in_force()),
+        "dense_size": str(settings.current().dense_size),
         "cg_tolerance": str(theirs.cg_tolerance.value()),
         "num_trace_samples": str(theirs.num_trace_samples.value()),
         "deterministic_probes": str(theirs.deterministic_probes.on()),

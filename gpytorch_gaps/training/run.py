@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.distributed.columns import average_gradients, num_probes
+from gpytorch_gaps.distributed.columns import average_gradients
 from gpytorch_gaps.distributed.communicator import ALONE, Ranks
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.linalg.products import kron_matmul_flops
@@ -120,7 +120,7 @@ class Run:
     def _make_finish(self) -> QuasiNewton:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.finish = QuasiNewton(parameters)
-        self._finish_memory = WarmStart(MORE_PROBES * num_probes()) if self.memory is None else None
+        self._finish_memory = WarmStart(MORE_PROBES * settings.current().num_probes) if self.memory is None else None
         return self.finish
 
     def _evaluate(self) -> Tensor:

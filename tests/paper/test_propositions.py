@@ -21,10 +21,10 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerOperator,
 )
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
-from gpytorch_gaps.solvers.logdet.exact import data_side_logdet, gap_side_logdet
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.logdet.gaps import gap_side_logdet
 from tests import _dense as dense
+from tests._dense import data_side_logdet, solve_system
 
 EXACT = 1e-8
 SHAPE = (8, 7, 3)
@@ -155,7 +155,7 @@ def test_eqn_FG_no_noise(factors, index, rhs):
 
 def test_eqn_FG_no_noise_chosen_automatically(factors, rhs, index):
     """Zero noise leaves ignore-gaps without a bound on its condition number; that must not stop the choice."""
-    solution, report = solve_system(GapSystem(factors, index, number(0.0)), rhs, tolerance=1e-9, max_cholesky=0)
+    solution, report = solve_system(GapSystem(factors, index, number(0.0)), rhs, tolerance=1e-9, dense_size=0)
     assert report.converged
     assert dense.relative(solution, torch.linalg.solve(dense.select(dense.kron(factors), index), rhs)) < 1e-7
 

@@ -10,8 +10,8 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.operators import KernelRowsOperator
 from gpytorch_gaps.posterior.parts import _rows_of
 from gpytorch_gaps.preconditioners import EigenPreconditioner
-from gpytorch_gaps.solvers.planning.plans import best_rank, expecting, planned_columns
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.planning.costs import best_rank, expecting, planned_columns
 from tests import _dense as dense
 from tests.workflow._pairs import CASES, Model, gappy, with_length
 

@@ -647,14 +647,14 @@ def test_modes_of_parts_are_left_alone():
 def test_settings_are_left_alone_and_those_of_its_making_kept():
     """A posterior draws with the tolerance it was made with."""
     ours, _, grid = models()
-    before = settings.in_force()
+    before = settings.current()
     with torch.no_grad():
         with settings.solve_tolerance(1e-11), gaps.record_solves() as solves:
             posterior = ours(grid.points())
         made = len(solves)
         posterior.rsample(torch.Size([3]))
     assert [report.tolerance for report in solves[made:]] == [1e-11]  # reported where the posterior was made
-    assert settings.in_force() == before
+    assert settings.current() == before
     assert settings.progress.value() is True
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpytorch_gaps.linalg.products import kron_matmul
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from tests import _dense as dense
+from tests._dense import solve_system
 
 SHAPE, NOISE = (250, 150), 1e-4
 

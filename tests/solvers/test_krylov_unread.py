@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-
 from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.solvers.krylov import LOOK, Columns, conjugate_gradients
+
+from gpytorch_gaps.solvers.krylov import ITERATIONS_BETWEEN_READS, Columns, conjugate_gradients
 from tests import _standin as standin
 from tests._standin import count_transfers, to_host, to_standin
 from tests.upstream._helpers import normal, with_spectrum
@@ -59,9 +59,9 @@ def test_one_wait_every_ten_iterations(needed, shape, preconditioned, lanczos):
     here, there, syncs = on_both(matrix, rhs, weights, max_iterations=1000, lanczos=lanczos)
     if not preconditioned:
         assert abs(here[1] - needed) <= 0.05 * needed
-    assert here[1] <= there[1] <= here[1] + LOOK
-    assert there[1] % LOOK == 0
-    assert syncs <= there[1] // LOOK
+    assert here[1] <= there[1] <= here[1] + ITERATIONS_BETWEEN_READS
+    assert there[1] % ITERATIONS_BETWEEN_READS == 0
+    assert syncs <= there[1] // ITERATIONS_BETWEEN_READS
     residual = (rhs - matrix @ there[0]).norm(dim=-2) / rhs.norm(dim=-2)
     assert residual.max() <= 2 * TOLERANCE
     if lanczos:
@@ -75,7 +75,7 @@ def test_the_budget_is_kept_and_ends_without_a_look(budget):
     matrix, rhs = with_spectrum(torch.linspace(1, 100, 80)), normal(80, 2)
     here, there, syncs = on_both(matrix, rhs, max_iterations=budget)
     assert there[1] == budget
-    assert syncs == (budget - 1) // LOOK
+    assert syncs == (budget - 1) // ITERATIONS_BETWEEN_READS
     torch.testing.assert_close(there[0], here[0], rtol=1e-6, atol=1e-9)
 
 
@@ -124,7 +124,7 @@ def test_a_stalled_float32_iteration_ends():
     with count_transfers() as counts:
         _, iterations, _ = conjugate_gradients(lambda v: matrix @ v, rhs, stop=until(rhs, 1e-30), max_iterations=20_000)
     assert 150 <= iterations < 20_000
-    assert counts.syncs <= iterations // LOOK
+    assert counts.syncs <= iterations // ITERATIONS_BETWEEN_READS
 
 
 @pytest.mark.parametrize("num_tridiag", [0, 2])
@@ -139,7 +139,7 @@ def test_a_whole_krylov_solve(num_tridiag, inner):
             results.append(krylov_solve(product, columns, None, num_tridiag, torch.Size(), inner=inner))
     here, there = results
     assert counts.copies == 0
-    assert counts.syncs <= math.ceil(there.iterations / LOOK) + 4
+    assert counts.syncs <= math.ceil(there.iterations / ITERATIONS_BETWEEN_READS) + 4
     torch.testing.assert_close(to_host(there.solution), here.solution, rtol=0, atol=1e-4)
     assert there.converged
     if num_tridiag:

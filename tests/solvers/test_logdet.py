@@ -10,9 +10,10 @@ import torch
 
 from gpytorch_gaps import record_solves, settings
 from gpytorch_gaps.operators import FillGapsOperator
-from gpytorch_gaps.solvers.logdet.exact import data_side_logdet, gap_side_logdet
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.logdet.gaps import gap_side_logdet
 from tests import _dense as dense
+from tests._dense import data_side_logdet
 
 EXACT = 1e-8
 REPEATS = 40

@@ -5,20 +5,20 @@ import warnings
 import linear_operator
 import pytest
 import torch
+from gpytorch_gaps.operators._solve import krylov_solve
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
 from gpytorch_gaps.linalg.products import narrowed
 from gpytorch_gaps.operators import SelectedKroneckerOperator, _solve
-from gpytorch_gaps.operators._solve import krylov_solve
 from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers import amplified
 from gpytorch_gaps.solvers.formulations import ignore
-from gpytorch_gaps.solvers.formulations.spectral import Spectral
+from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
-from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
 from tests.workflow import _pairs
 
@@ -240,13 +240,13 @@ def test_no_denormal_numbers_in_float32():
     system = GapSystem(own, index, constant(0.1))
     term = KroneckerTerm(own, {})
     term.matmul(torch.zeros(3000, 1))
-    preconditioner, rhs = system.eigen_preconditioner(40), dense.randn(len(index), 1)
+    preconditioner, rhs = system.preconditioner((40,)), dense.randn(len(index), 1)
     narrow = [
         *system.factors(torch.float32),
         *term._narrow,
         *system.eigen(torch.float32).vectors,
         *preconditioner._narrow[0],
-        *Spectral(system, rhs, Goal.of(system, rhs, 1e-6))._in(torch.float32)[0],
+        *SpectralGaps(system, rhs, Goal.of(system, rhs, 1e-6))._in(torch.float32)[0],
     ]
     for matrix in narrow:
         assert matrix.dtype == torch.float32
@@ -263,7 +263,7 @@ def test_no_denormal_numbers_in_float32():
 def test_narrow_solves_are_close_to_those_in_float64(noise, columns, monkeypatch):
     monkeypatch.setattr(low_rank, "_LARGE", SHAPE[0] * SHAPE[1])
     diagonal = 0.05 + 0.1 * torch.rand(len(INDEX), dtype=torch.float64) if noise == "points" else constant(noise)
-    preconditioner = GapSystem(factors(), INDEX, diagonal).eigen_preconditioner(40)
+    preconditioner = GapSystem(factors(), INDEX, diagonal).preconditioner((40,))
     assert preconditioner._float32_will_do
     rhs = dense.randn(len(INDEX), columns)
     for _ in range(6):  # by triangular solves first, then by the inverse
@@ -277,7 +277,7 @@ def test_narrow_solves_are_close_to_those_in_float64(noise, columns, monkeypatch
 
 def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
     monkeypatch.setattr(low_rank, "_LARGE", 1)
-    preconditioner = GapSystem(factors(), INDEX, constant(1e-6)).low_rank_approximation(40)
+    preconditioner = GapSystem(factors(), INDEX, constant(1e-6)).low_rank_approximation((40,))
     assert not preconditioner._float32_will_do
     rhs = dense.randn(len(INDEX), 2).float()
     assert torch.equal(preconditioner.solve(rhs), preconditioner.solve(rhs.double()).float())
@@ -287,7 +287,7 @@ def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
 def test_small_grids_are_solved_in_float64(large, narrow, monkeypatch):
     """Where there is no time to be saved."""
     monkeypatch.setattr(low_rank, "_LARGE", large)
-    preconditioner = GapSystem(factors(), INDEX, constant(0.5)).eigen_preconditioner(40)
+    preconditioner = GapSystem(factors(), INDEX, constant(0.5)).preconditioner((40,))
     assert preconditioner._float32_will_do == narrow
     rhs = dense.randn(len(INDEX), 12).float()  # as many columns as are solved by the same triangular solves each time
     result = preconditioner.solve(rhs)
@@ -327,7 +327,7 @@ def test_column_by_column_is_all_at_once(shape, rank, probes, guessed, inner, mo
     system, matrix = GapSystem(own, index, constant(0.1)), dense.system(own, index, constant(0.1))
     rhs = dense.randn(len(index), 5)
     rhs[:, 4] *= 1e-3
-    precondition = system.eigen_preconditioner(rank).solve if rank else None
+    precondition = system.preconditioner((rank,)).solve if rank else None
     exact = torch.linalg.solve(matrix, rhs)
     guess = exact + 1e-2 * dense.randn(len(index), 5, seed=1) if guessed else None
     with settings.solve_tolerance(1e-10):
@@ -346,7 +346,7 @@ def test_column_by_column_is_all_at_once(shape, rank, probes, guessed, inner, mo
         # z'log(P^-1/2 A P^-1/2)z of the whitened probe, written out
         half = dense.identity(len(index))
         if rank:
-            values, vectors = torch.linalg.eigh(system.eigen_preconditioner(rank).matmul(half))
+            values, vectors = torch.linalg.eigh(system.preconditioner((rank,)).matmul(half))
             half = vectors @ torch.diag(values.rsqrt()) @ vectors.mT
         values, vectors = torch.linalg.eigh(half @ matrix @ half)
         white = half @ rhs[:, :probes]

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning import rates
-from gpytorch_gaps.solvers.planning.plans import choose_plans
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.planning.plans import plan
+from tests._dense import solve_system
 
 CPU = torch.device("cpu")
 
@@ -52,11 +52,11 @@ def test_a_report_says_what_was_expected():
 def test_first_comes_what_should_take_least(products, memory, noise):
     gaps, _ = system(noise)
     gaps.rates = rates.Rates(products, memory, 1e-9)
-    plans = list(choose_plans(gaps, 1, 1e-6, 2000, 800))
+    plans = list(plan(gaps, 1, 1e-6, 2000, 800))
     assert plans[0].seconds == min(plan.seconds for plan in plans)
     slower, _ = system(noise)
     slower.rates = rates.Rates(products / 2, memory / 2, 2e-9)
-    (other, *_) = choose_plans(slower, 1, 1e-6, 2000, 800)
+    (other, *_) = plan(slower, 1, 1e-6, 2000, 800)
     assert (other.method, other.rank) == (plans[0].method, plans[0].rank)
     assert other.seconds == pytest.approx(2 * plans[0].seconds)
 

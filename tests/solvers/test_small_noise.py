@@ -9,10 +9,10 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.krylov import conjugate_gradients
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
 from tests import _dense as dense
+from tests._dense import solve_system
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
 
@@ -131,7 +131,7 @@ def test_auto_leaves_a_plan_that_gets_nowhere(useless):
     index = dense.observed("random", shape, 0.3)
     noise = 1e-3 * (1.0 + dense.randn(len(index)).abs())
     system = GapSystem([dense.matern32(n, 0.3) for n in shape], index, noise)
-    _, report = solve_system(system, dense.randn(len(index), 1), max_cholesky=10)
+    _, report = solve_system(system, dense.randn(len(index), 1), dense_size=10)
     assert report.converged
     assert 1000 < report.iterations < 1500
     assert "ignore stopped at" in report.reason

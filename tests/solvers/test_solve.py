@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from tests import _dense as dense
+from tests._dense import solve_system
 
 SHAPE = (9, 8)
 METHODS = ("fill", "ignore", "penalize", "cholesky", "auto")
@@ -58,7 +58,7 @@ def test_reported_residual(kind, tolerance, method):
     noise = number(1e-2) if kind == "constant" else axes()
     rhs = dense.randn(len(index), 4) * torch.tensor([1.0, 1e-6, 1e4, 1.0], dtype=torch.float64)
     solution, report = solve_system(
-        make(factors(), index, noise), rhs, method=method, tolerance=tolerance, max_cholesky=0
+        make(factors(), index, noise), rhs, method=method, tolerance=tolerance, dense_size=0
     )
     check_report(report, factors(), index, noise, solution, rhs)
     assert report.converged
@@ -70,7 +70,7 @@ def test_reported_residual_noise_per_point(method):
     index = dense.observed("block", SHAPE)
     noise = torch.logspace(-4, 1, len(index), dtype=torch.float64)
     rhs = dense.randn(len(index), 3)
-    solution, report = solve_system(make(factors(), index, noise), rhs, method=method, tolerance=1e-8, max_cholesky=0)
+    solution, report = solve_system(make(factors(), index, noise), rhs, method=method, tolerance=1e-8, dense_size=0)
     check_report(report, factors(), index, noise, solution, rhs)
     assert report.converged
 
@@ -81,7 +81,7 @@ def test_reported_residual_batches(method):
     batch = [dense.random_psd(5, 1, batch=(3,)), dense.random_psd(4, 2, batch=(3,))]
     noise = torch.tensor([[1e-3], [1.0], [1e2]], dtype=torch.float64)
     rhs = dense.randn(3, len(index), 2)
-    solution, report = solve_system(make(batch, index, noise), rhs, method=method, tolerance=1e-7, max_cholesky=0)
+    solution, report = solve_system(make(batch, index, noise), rhs, method=method, tolerance=1e-7, dense_size=0)
     assert report.residual.shape == (3, 2)
     check_report(report, batch, index, noise, solution, rhs)
 
@@ -134,7 +134,7 @@ def test_fill_residual_at_small_noise_is_the_original_one(method):
     smooth, noise = [dense.se(16, 0.4), dense.se(14, 0.4)], number(1e-6)
     index = dense.observed("random", shape)
     rhs = dense.randn(len(index), 2)
-    solution, report = solve_system(make(smooth, index, noise), rhs, method=method, tolerance=1e-5, max_cholesky=0)
+    solution, report = solve_system(make(smooth, index, noise), rhs, method=method, tolerance=1e-5, dense_size=0)
     # ||a|| is up to ||y|| / s2, so a product with the matrix rounds at about 1e-16 * |K| / s2 = 1e-9
     check_report(report, smooth, index, noise, solution, rhs, rounding=1e-8)
     assert report.converged
@@ -175,7 +175,7 @@ def test_auto_warns_when_all_its_plans_fail():
     rhs = dense.randn(len(index), 1)
     with pytest.warns(NotConvergedWarning):
         solution, report = solve_system(
-            make(factors(), index, noise), rhs, max_iterations=1, max_cholesky=0, tolerance=1e-13
+            make(factors(), index, noise), rhs, max_iterations=1, dense_size=0, tolerance=1e-13
         )
     assert not report.converged
     check_report(report, factors(), index, noise, solution, rhs)
@@ -200,13 +200,13 @@ def test_float32_systems_are_refined(noise, method):
     index = dense.observed("random", SHAPE)
     rhs = dense.randn(len(index), 3)
     solution, report = solve_system(
-        make(single, index, number(noise)), rhs, method=method, tolerance=1e-6, max_cholesky=0
+        make(single, index, number(noise)), rhs, method=method, tolerance=1e-6, dense_size=0
     )
     assert report.converged
     assert float(recomputed(single, index, number(noise), solution, rhs).max()) <= 1e-6
     check_report(report, single, index, number(noise), solution, rhs, rounding=1e-11)
     rounded, _ = solve_system(
-        make(single, index, number(noise)), rhs.float(), method=method, tolerance=1e-6, max_cholesky=0
+        make(single, index, number(noise)), rhs.float(), method=method, tolerance=1e-6, dense_size=0
     )
     assert rounded.dtype == torch.float32
 
@@ -222,9 +222,7 @@ def test_columns_of_different_difficulty(method):
     columns[:, 3] = 0.0
     columns[:, 4] *= 1e-30
     columns[:, 5] = torch.linalg.eigh(matrix).eigenvectors[:, 0]
-    solution, report = solve_system(
-        make(factors(), index, noise), columns, method=method, tolerance=1e-9, max_cholesky=0
-    )
+    solution, report = solve_system(make(factors(), index, noise), columns, method=method, tolerance=1e-9, dense_size=0)
     assert report.converged
     assert report.residual.shape == (6,)
     assert bool((solution[:, 3] == 0).all())
@@ -291,7 +289,7 @@ def test_what_cannot_be_filled_goes_to_ignore(kind):
     else:
         noise = torch.linspace(0.1, 0.2, len(index), dtype=torch.float64)
     rhs = dense.randn(len(index), 1)
-    solution, report = solve_system(make(factors(), index, noise), rhs, max_cholesky=0)
+    solution, report = solve_system(make(factors(), index, noise), rhs, dense_size=0)
     assert report.method == "ignore"
     check_report(report, factors(), index, noise, solution, rhs)
 
@@ -349,7 +347,7 @@ def test_what_rounding_leaves_is_solved_for_again(method, monkeypatch):
     assert report.converged
     assert residual <= 1.1e-6
     if method == "spectral":
-        monkeypatch.setattr("gpytorch_gaps.solvers.solve._MAX_RESTARTS", 0)
+        monkeypatch.setattr("gpytorch_gaps.solvers.refine.Formulation.restarts", 0)
         with pytest.warns(NotConvergedWarning):
             _, once = solve_system(system, rhs, method=method, max_iterations=20_000)
         assert once.worst_residual > 10 * report.worst_residual

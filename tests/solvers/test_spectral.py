@@ -10,9 +10,9 @@ import torch
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from tests import _dense as dense
+from tests._dense import solve_system
 from tests.workflow import _pairs
 
 DENSE = linear_operator.settings.max_cholesky_size

@@ -7,10 +7,10 @@ import torch
 
 from gpytorch_gaps import WarmStart, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
-from gpytorch_gaps.solvers.warm_start import BIAS, LONGEST_STEP, MOVED, REDUCTION, Trail, unbiased_tolerances
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.warm_start import BIAS, LONGEST_STEP, MOVED, REDUCTION, LogdetPath, unbiased_tolerances
 from tests import _dense as dense
+from tests._dense import solve_system
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
@@ -46,7 +46,7 @@ def test_another_seed_is_another_draw_and_more_probes_begin_with_the_same():
 def a_trail(matrix, rhs, probes, start=0.0, error=0.0):
     solutions = torch.linalg.solve(matrix, torch.cat([rhs, probes], -1))
     zeros = torch.zeros_like(probes[0])
-    return Trail(cells_of(rhs), solutions, matrix @ probes, torch.tensor(start), torch.tensor(error), zeros)
+    return LogdetPath(cells_of(rhs), solutions, matrix @ probes, torch.tensor(start), torch.tensor(error), zeros)
 
 
 def cells_of(rhs):
@@ -56,14 +56,14 @@ def cells_of(rhs):
 
 def test_value_and_standard_error():
     followed = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    trail = Trail(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
+    trail = LogdetPath(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
     assert float(trail.value) == pytest.approx(13.0)
     # mean 3; squares of the deviations 4 + 1 + 9, over n - 1, over n
     assert float(trail.standard_error) == pytest.approx(math.hypot(3.0, math.sqrt(14.0 / 2.0 / 3.0)))
 
 
 def test_one_probe_knows_no_spread_and_states_the_whole_change():
-    trail = Trail(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
+    trail = LogdetPath(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
     assert float(trail.standard_error) == pytest.approx(5.0)
 
 
@@ -186,23 +186,23 @@ def test_a_step_aims_at_a_share_of_what_it_begins_with(tolerance, loosest):
         0.0: tolerance,
     }
     with settings.warm_start(memory), settings.solve_tolerance(1e-7), settings.train_tolerance(1e-5):
-        before = settings.tolerance_in_force(training=True)
+        before = settings.current().train_tolerance
         assert memory.tolerance_now is None
         assert before == 1e-5
         for start, expected in cases.items():
             with memory.aiming(tolerance, start):
                 assert memory.tolerance_now == pytest.approx(expected)
-                assert settings.tolerance_in_force(training=True) == pytest.approx(expected)
-                assert settings.tolerance_in_force() == 1e-7
+                assert settings.current().train_tolerance == pytest.approx(expected)
+                assert settings.current().tolerance == 1e-7
             assert memory.tolerance_now is None
-            assert settings.tolerance_in_force(training=True) == before
+            assert settings.current().train_tolerance == before
         with memory.aiming(tolerance):  # of nothing: as far as a solve goes
-            assert settings.tolerance_in_force(training=True) == pytest.approx(tolerance)
+            assert settings.current().train_tolerance == pytest.approx(tolerance)
         with memory.settling(), memory.aiming(tolerance, 5.0):  # whether they move or not
-            assert settings.tolerance_in_force(training=True) == pytest.approx(tolerance)
+            assert settings.current().train_tolerance == pytest.approx(tolerance)
         with pytest.raises(KeyboardInterrupt), memory.aiming(tolerance, 5.0):
             raise KeyboardInterrupt
-        assert settings.tolerance_in_force(training=True) == before
+        assert settings.current().train_tolerance == before
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-3, 0.3])

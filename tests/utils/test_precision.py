@@ -6,15 +6,15 @@ import threading
 import linear_operator
 import pytest
 import torch
+from gpytorch_gaps.operators._solve import krylov_solve
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators._solve import krylov_solve
-from gpytorch_gaps.solvers.solve import solve_system
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.utils.precision import full_float32, is_full
 from tests import _dense as dense
+from tests._dense import solve_system
 from tests.workflow._pairs import CASES
 from tests.workflow.test_devices import predicted, trained
 

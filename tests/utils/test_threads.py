@@ -11,7 +11,7 @@ from gpytorch.kernels import MaternKernel
 import gpytorch_gaps as gaps
 from gpytorch_gaps.linalg import products
 from gpytorch_gaps.preconditioners import low_rank
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.utils import threads
 from gpytorch_gaps.utils.threads import sized, threads_for
 

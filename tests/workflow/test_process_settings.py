@@ -77,10 +77,10 @@ def test_a_dense_log_determinant_is_asked_for_by_our_setting():
 
 def test_dense_size_is_ours_and_a_smaller_limit_of_linear_operator_wins():
     limit = linear_operator.settings.max_cholesky_size
-    assert gaps.settings.dense_size_in_force() == 800
+    assert gaps.settings.current().dense_size == 800
     with limit(4096):
-        assert gaps.settings.dense_size_in_force() == 800
+        assert gaps.settings.current().dense_size == 800
         with gaps.settings.dense_size(2000):
-            assert gaps.settings.dense_size_in_force() == 2000
+            assert gaps.settings.current().dense_size == 2000
     with limit(10), gaps.settings.dense_size(2000):
-        assert gaps.settings.dense_size_in_force() == 10
+        assert gaps.settings.current().dense_size == 10

@@ -1,4 +1,4 @@
-"""thm:FG, fill the gaps: solve for the L missing responses, then the whole grid at once.
+"""Fill the gaps: solve for the L missing responses, then for the whole grid at once.
 
 ``V A^-1 V' y_Z = -V A^-1 W' y_X`` with ``A = K + s2 I``, then ``a = A^-1 y`` and ``a_Z = 0``.
 
@@ -11,39 +11,41 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
-from gpytorch_gaps.solvers.amplified import correct_amplified
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.krylov import Closure
+from gpytorch_gaps.solvers.refine import Formulation
 
 
-class Fill:
+class FillGaps(Formulation):
     """The fill-gaps formulation: constant noise, every cell observed at most once.
 
-    Implements: thm:fill_gaps, eqn:FG_no_noise at zero noise; with `rank` > 0 eqn:FG_precon; with `direct` a Cholesky
-    decomposition of the L x L matrix. Cost an iteration: two Kronecker products, whatever N and L.
+    Implements Evans & Nair (2018), Proposition 2 (filling gaps), also without noise; with `rank` > 0 its shifted
+    preconditioner; with `direct` a Cholesky decomposition of the L x L matrix. Cost of an iteration: two Kronecker
+    products, whatever N and L.
     """
 
-    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, rank: int = 0, direct: bool = False) -> None:
+    system: GapSystem
+
+    def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, *, rank: int = 0, direct: bool = False) -> None:
         system.require_fillable("fill")
-        self.system, self.rhs, self.goal = system, rhs, goal
-        self.flops = 0.0
-        self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
+        super().__init__(system, rhs, goal)
+        self.matmul_flops = 2.0 * system.rotation_flops
+        self._rank, self._direct = rank, direct
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
         self._preconditioner = None
-        self._cholesky: Tensor | None = None
         if direct:
             size = len(system.gap_index)
-            is_new = not system.is_set_up("gap cholesky")
+            is_new = not system.is_cached("gap cholesky")
             self.flops += 2.0 * size * system.rotation_flops + size**3 / 3.0 if is_new else 0.0
-            self._cholesky = system.gap_cholesky()
         elif rank and len(system.gap_index):
-            is_new = not system.is_set_up(("shifted", rank))
+            is_new = not system.is_cached(("shifted", rank))
             self._preconditioner = system.shifted_preconditioner(rank)
             self.flops += self._preconditioner.setup_flops if is_new else 0.0
 
     def _weights(self, filled: Tensor) -> Tensor:
         """``A^-1 y`` on the whole grid, the gaps holding `filled`. shape: (*batch, M, C)"""
-        self.flops += 2.0 * self._columns * self.system.rotation_flops
+        self.flops += self.num_columns * self.matmul_flops
         grid = self._observed + spread_cells(filled, self.system.gap_index, self.system.num_cells)
         return self.system.shifted_solve(grid)
 
@@ -56,27 +58,26 @@ class Fill:
     def residual(self, iterate: Tensor) -> Tensor:
         return -select_cells(self._weights(iterate), self.system.gap_index)
 
-    def original(self, residual: Tensor) -> Tensor:
+    def original_error(self, residual: Tensor) -> Tensor:
         """``K_XZ r_Z`` is the residual of the original system."""
-        self.flops += self._columns * self.system.product_flops
-        image = self.system.kernel_matmul(residual, self.system.train_index, self.system.gap_index)
-        return self.goal.measure(image)
+        self.flops += self.num_columns * self.system.product_flops
+        return self.goal.measure(self.system.kernel_matmul(residual, self.system.train_index, self.system.gap_index))
 
-    def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
-        if self._cholesky is not None:
-            return torch.cholesky_solve(residual, self._cholesky), 0
-        step, iterations = correct_amplified(
-            residual,
-            dtype,
-            budget,
-            matmul=self.system.gap_matmul,
-            precondition=None if self._preconditioner is None else self._preconditioner.solve,
-            original=self.original,
-            tolerance=self.goal.tolerance,
-        )
-        own = self._preconditioner.flops if self._preconditioner else 0.0
-        self.flops += iterations * self._columns * (2.0 * self.system.rotation_flops + own)
-        return step, iterations
-
-    def finish(self, iterate: Tensor) -> Tensor:
+    def solution(self, iterate: Tensor) -> Tensor:
         return select_cells(self._weights(iterate), self.system.train_index)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.system.gap_matmul(x)
+
+    def preconditioner(self, dtype: torch.dtype) -> Closure | None:
+        return None if self._preconditioner is None else self._preconditioner.solve
+
+    @property
+    def preconditioner_flops(self) -> float:
+        return 0.0 if self._preconditioner is None else self._preconditioner.flops
+
+    def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
+        return (torch.cholesky_solve(residual, self.system.gap_cholesky()), 0) if self._direct else None
+
+    def again(self, rhs: Tensor, goal: Goal) -> "FillGaps":
+        return FillGaps(self.system, rhs, goal, rank=self._rank, direct=self._direct)

@@ -1,86 +1,114 @@
-"""thm:IG, ignore the gaps: ``W (K + s2 I) W' a = y`` by conjugate gradients of size N, preconditioned or not."""
+"""Ignore the gaps: ``W (K + s2 I) W' a = y`` by conjugate gradients of size N, preconditioned or not, or directly."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.krylov import conjugate_gradients
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.krylov import Closure
+from gpytorch_gaps.solvers.refine import Formulation
+from gpytorch_gaps.solvers.system import NoisySystem
 
 
-class Ignore:
-    """The formulation in which the system is its own: any diagonal, any repetition of cells.
+class Preconditioner(Protocol):
+    """What conjugate gradients ask of a preconditioner."""
 
-    Implements: thm:ignore_gaps; with `rank` > 0 eqn:IG_precon; with `direct` a dense Cholesky decomposition. Cost an
-    iteration: one Kronecker product, and two rectangular ones for the preconditioner.
+    @property
+    def rank(self) -> int: ...
 
-    :param patience: iterations that need not halve the residual; after more, it gives up. 0: never.
+    @property
+    def flops(self) -> float:
+        """FLOPs of applying it to one column."""
+
+    @property
+    def left_over(self) -> float:
+        """A bound on what it leaves of the matrix, over the noise: below a tolerance, it is the matrix."""
+
+    @property
+    def solve(self) -> Callable[[Tensor], Tensor]:
+        """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
+
+
+class IgnoreGaps(Formulation):
+    """The formulation that iterates on the original system: any kernel, any diagonal, any repetition of cells.
+
+    Implements Evans & Nair (2018), Proposition 1 (ignoring gaps), with their low-rank eigen preconditioner; with
+    `direct` a dense Cholesky decomposition. Cost of an iteration: one product with the kernel, and two rectangular
+    Kronecker products for the preconditioner.
     """
+
+    is_original = error_is_cheap = True
 
     def __init__(
         self,
-        system: GapSystem,
+        system: NoisySystem,
         rhs: Tensor,
         goal: Goal,
-        rank: int = 0,
+        *,
+        preconditioner: Preconditioner | None = None,
         direct: bool = False,
         patience: int = 0,
     ) -> None:
-        self.system, self.rhs, self.goal, self._patience = system, rhs, goal, patience
-        self.flops = 0.0
-        self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
-        self._preconditioner = None
-        self._cholesky: Tensor | None = None
-        self._at_zero = False
+        super().__init__(system, rhs, goal, patience)
+        self.restarts = 0 if goal.prior is None else self.restarts  # but for variances, nothing is amplified
+        self.matmul_flops = system.product_flops
+        self._preconditioner, self._direct, self._at_zero = preconditioner, direct, False
         if direct:
-            self.flops += 0.0 if system.is_set_up("cholesky") else system.num_train**3 / 3.0
-            self._cholesky = system.cholesky()
-        elif rank:
-            is_new = system.loan is None and not system.is_set_up(("eigen", rank))
-            self._preconditioner = system.preconditioner_of_solves(rank)
-            self.flops += self._preconditioner.setup_flops if is_new else 0.0
+            self.flops += 0.0 if system.is_factorised else system.num_train**3 / 3.0
 
     def start(self, guess: Tensor | None) -> Tensor:
         self._at_zero = guess is None
         return torch.zeros_like(self.rhs) if guess is None else guess
 
     def residual(self, iterate: Tensor) -> Tensor:
-        if self._at_zero:  # of the first iterate, nothing is left of the right-hand side
+        if self._at_zero:  # the first iterate is zero: its residual is the right-hand side
             self._at_zero = False
             return self.rhs
-        self.flops += self._columns * self.system.product_flops
-        return self.rhs - self.system.matmul(iterate)
+        self.flops += self.num_columns * self.matmul_flops
+        return self.rhs - self.matmul(iterate)
 
-    def original(self, residual: Tensor) -> Tensor:
+    def original_error(self, residual: Tensor) -> Tensor:
         return self.goal.measure(residual)
 
-    def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
-        if self._cholesky is not None:
-            return torch.cholesky_solve(residual, self._cholesky), 0
-        if self._preconditioner is not None and self._preconditioner.left_over <= self.goal.reduction:
-            # the preconditioner is the matrix to this tolerance; the residual, taken next, will tell
-            self.flops += self._columns * self._preconditioner.flops
-            return self._preconditioner.solve(residual), 1
-        floor = 10 * torch.finfo(dtype).eps
-        initial = residual.norm(dim=-2)
-
-        def stop(current: Tensor) -> Tensor:
-            done = (
-                self.original(current) <= 0.9 * self.goal.tolerance
-            )  # the recursive residual drifts from the true one
-            return (done | (current.norm(dim=-2) <= floor * initial)).all()
-
-        step, iterations, _ = conjugate_gradients(
-            self.system.matmul,
-            residual.to(dtype),
-            stop=stop,
-            max_iterations=budget,
-            precondition=None if self._preconditioner is None else self._preconditioner.solve,
-            patience=self._patience,
-        )
-        own = self._preconditioner.flops if self._preconditioner else 0.0
-        self.flops += iterations * self._columns * (self.system.product_flops + own)
-        return step.double(), iterations
-
-    def finish(self, iterate: Tensor) -> Tensor:
+    def solution(self, iterate: Tensor) -> Tensor:
         return iterate
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.system.matmul(x)
+
+    def preconditioner(self, dtype: torch.dtype) -> Closure | None:
+        return None if self._preconditioner is None else self._preconditioner.solve
+
+    @property
+    def preconditioner_flops(self) -> float:
+        return 0.0 if self._preconditioner is None else self._preconditioner.flops
+
+    def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
+        if self._direct:
+            return torch.cholesky_solve(residual, self.system.cholesky()), 0
+        if self._preconditioner is None or self._preconditioner.left_over > self.goal.reduction:
+            return None
+        # the preconditioner is the matrix to this tolerance; the residual, computed next, will show it
+        self.flops += self.num_columns * self._preconditioner.flops
+        solution = self._preconditioner.solve(residual)
+        if self.keeps_lanczos and self.lanczos is None:
+            self.lanczos = _one_step_lanczos(solution, self.matmul(solution), residual)
+        return solution, 1
+
+    def again(self, rhs: Tensor, goal: Goal) -> "IgnoreGaps":
+        kept: dict[str, Any] = {
+            "preconditioner": self._preconditioner,
+            "direct": self._direct,
+            "patience": self.patience,
+        }
+        return IgnoreGaps(self.system, rhs, goal, **kept)
+
+
+def _one_step_lanczos(solution: Tensor, image: Tensor, residual: Tensor) -> Tensor:
+    """``x'A x / x'P x`` for ``P x = r``: the Lanczos matrix of a single step. shape: (*batch, C, 1, 1)"""
+    curvature, size = (solution * image).sum(-2), (solution * residual).sum(-2)
+    empty = size <= 0
+    quotient = torch.where(empty, torch.ones_like(curvature), curvature / size.masked_fill(empty, 1.0))
+    return quotient[..., None, None]

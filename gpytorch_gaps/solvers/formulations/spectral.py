@@ -2,7 +2,7 @@
 
 Products of eigenvalues far below the noise are dropped, which changes the residual by less than the tolerance; what
 is left of each axis is a narrow basis. A residual r of this system is ``-W Phi (T / s2) r`` in the original one.
-:mod:`gpytorch_gaps.reconstruction.weight_space` has the same system for grids that are swept, not held.
+``reconstruction.weight_space`` has the same system for grids that are swept, not held.
 """
 
 import torch
@@ -10,24 +10,25 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.products import kron_diagonal, kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
-from gpytorch_gaps.solvers.amplified import correct_amplified
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.krylov import Closure
+from gpytorch_gaps.solvers.refine import Formulation
 
 
-class Spectral:
+class SpectralGaps(Formulation):
     """The spectral formulation: constant noise above zero, every cell observed at most once.
 
-    Cost an iteration: two thin Kronecker products, where fill-gaps takes two square ones.
+    Cost of an iteration: two thin Kronecker products, where fill-gaps takes two square ones.
     """
+
+    system: GapSystem
 
     def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal) -> None:
         system.require_fillable("spectral")
         if not float(system.noise.min()) > 0:
             raise ValueError("gap_method: got 'spectral' without noise, expected a noise above 0; use 'fill' here")
-        self.system, self.rhs, self.goal = system, rhs, goal
-        self.flops = 0.0
-        self._columns = rhs.shape[:-2].numel() * rhs.size(-1)
+        super().__init__(system, rhs, goal)
         vectors, values = system.truncated(goal.reduction)
         self._vectors = {torch.float64: vectors}
         products = kron_diagonal(values).unsqueeze(-1)  # shape: (*batch, R, 1)
@@ -41,6 +42,7 @@ class Spectral:
         self._target = self._project(rhs)
         self._at_zero = False
         self._half_flops = system.truncated_flops(goal.reduction)
+        self.matmul_flops = 2.0 * self._half_flops
 
     def _in(self, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         if dtype not in self._vectors:
@@ -58,7 +60,7 @@ class Spectral:
         """``W Phi w``. shape: (*batch, R, C) -> (*batch, N, C)"""
         return select_cells(kron_matmul(self._in(weights.dtype)[0], weights), self.system.train_index)
 
-    def _matmul(self, weights: Tensor) -> Tensor:
+    def matmul(self, weights: Tensor) -> Tensor:
         """``(s2 T^-1 + Phi' W'W Phi) w``: the mask is a product, nothing is gathered or scattered."""
         vectors, (shift, _, kept) = self._in(weights.dtype)
         grid = kron_matmul(vectors, weights).mul_(self.system.observed(weights.dtype))
@@ -70,35 +72,28 @@ class Spectral:
         self._at_zero = guess is None
         if guess is None:
             return torch.zeros_like(self._target)
-        self.flops += self._columns * self._half_flops
+        self.flops += self.num_columns * self._half_flops
         return self._amplified * self.system.noise.unsqueeze(-1) * self._project(guess)
 
     def residual(self, iterate: Tensor) -> Tensor:
-        if self._at_zero:  # of the first iterate, nothing is left of the right-hand side
+        if self._at_zero:  # the first iterate is zero: its residual is the right-hand side
             self._at_zero = False
             return self._target
-        self.flops += 2.0 * self._columns * self._half_flops
-        return self._target - self._matmul(iterate)
+        self.flops += 2.0 * self.num_columns * self._half_flops
+        return self._target - self.matmul(iterate)
 
-    def original(self, residual: Tensor) -> Tensor:
-        self.flops += self._columns * self._half_flops
+    def original_error(self, residual: Tensor) -> Tensor:
+        self.flops += self.num_columns * self._half_flops
         image = self._expand(self._amplified.to(residual.dtype) * residual)
         return self.goal.measure(image)
 
-    def correct(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
+    def preconditioner(self, dtype: torch.dtype) -> Closure | None:
         inverse = self._in(dtype)[1][1]
-        step, iterations = correct_amplified(
-            residual,
-            dtype,
-            budget,
-            matmul=self._matmul,
-            precondition=lambda r: inverse * r,
-            original=self.original,
-            tolerance=self.goal.tolerance,
-        )
-        self.flops += iterations * self._columns * 2.0 * self._half_flops
-        return step, iterations
+        return lambda residual: inverse * residual
 
-    def finish(self, iterate: Tensor) -> Tensor:
-        self.flops += self._columns * self._half_flops
+    def solution(self, iterate: Tensor) -> Tensor:
+        self.flops += self.num_columns * self._half_flops
         return (self.rhs - self._expand(iterate)) / self.system.noise.unsqueeze(-1)
+
+    def again(self, rhs: Tensor, goal: Goal) -> "SpectralGaps":
+        return SpectralGaps(self.system, rhs, goal)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.linalg.products import kron_diagonal
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.gap_system import GapSystem
 
 
 def nystrom_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:

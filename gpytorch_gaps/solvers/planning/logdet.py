@@ -6,59 +6,73 @@ preconditioner leaves next to no variance; else to the gaps, unless that costs s
 """
 
 import math
+from typing import NamedTuple
 
-from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, best_rank, fill_plan
-from gpytorch_gaps.solvers.system import GapSystem
+from gpytorch_gaps.solvers.config import SolveConfig
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.planning.costs import best_rank, fill_plan
+from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan
+from gpytorch_gaps.solvers.system import NoisySystem
 
-_CHEAP_CHOLESKY = 800
-_WORTH = 25.0  # how many times the cost of the data side the smaller variance of the gap side is worth
+_CHEAP_CHOLESKY_ROWS = 800
+_GAP_SIDE_WORTH = 25.0  # times the cost of the data side: what the smaller variance of the gap side is worth
 
 
-def choose_logdet(
-    system: GapSystem,
-    method: str,
-    *,
-    rank: int | None,
-    num_probes: int,
-    tolerance: float,
-    max_iterations: int,
-    max_cholesky: float,
-) -> tuple[str, str]:
-    """The method ("exact", "stochastic", "nystrom") and the side ("data", "gaps").
+class LogdetPlan(NamedTuple):
+    """The method ("exact", "stochastic", "nystrom") and the side ("data", "gaps")."""
 
-    :param method: as asked for; "auto" is decided here.
-    :param rank: of the eigen preconditioner, which belongs to the data side; None leaves the choice.
-    :param max_cholesky: matrices up to this size are always exact in "auto", up to five times it where that is cheaper.
-    """
-    rows, gaps = system.num_train, system.num_cells - system.num_train
+    method: str
+    side: str
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the log-determinant is found from probes."""
+        return self.method == "stochastic"
+
+
+def plan_logdet(system: NoisySystem, config: SolveConfig) -> LogdetPlan:
+    """How to compute ``log|A|`` of a system, with its gradient."""
+    if not isinstance(system, GapSystem):
+        return _plan_of_sum(system, config)
+    method, rows, gaps = config.logdet_method, system.num_train, system.num_cells - system.num_train
     # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
-    side = "gaps" if system.fillable and gaps < rows and rows > _CHEAP_CHOLESKY else "data"
+    side = "gaps" if system.fillable and gaps < rows and rows > _CHEAP_CHOLESKY_ROWS else "data"
     size = gaps if side == "gaps" else rows
-    if method == "exact" or (method == "auto" and size <= max_cholesky):
-        return "exact", side
+    if method == "exact" or (method == "auto" and size <= config.dense_size):
+        return LogdetPlan("exact", side)
     if method == "nystrom":
-        return method, side
-    estimate_side, estimate_flops = _estimate(system, rank, num_probes, tolerance, max_iterations)
+        return LogdetPlan(method, side)
+    estimate_side, estimate_flops = _estimate(system, config)
     # value and gradient: a factorisation, its inverse, and the products that make and differentiate the matrix
     dense_flops = 3.0 * size**3 + (6.0 * gaps * system.rotation_flops if side == "gaps" else 0.0)
-    if method == "auto" and size <= DENSE_REACH * max_cholesky and dense_flops <= estimate_flops:
-        return "exact", side
-    return "stochastic", estimate_side
+    if method == "auto" and size <= DENSE_REACH * config.dense_size and dense_flops <= estimate_flops:
+        return LogdetPlan("exact", side)
+    return LogdetPlan("stochastic", estimate_side)
 
 
-def _estimate(
-    system: GapSystem, rank: int | None, num_probes: int, tolerance: float, max_iterations: int
-) -> tuple[str, float]:
+def _plan_of_sum(system: NoisySystem, config: SolveConfig) -> LogdetPlan:
+    method = config.logdet_method
+    if method == "nystrom":
+        raise ValueError("logdet_method: got 'nystrom' for a sum of kernels, expected 'auto', 'exact' or 'stochastic'")
+    if method == "auto":
+        task = Task(config.num_probes + 1, config.train_tolerance)
+        chosen = next(plan(system, task, config.replace(method="auto")))
+        method = "exact" if chosen.method == "cholesky" else "stochastic"
+    return LogdetPlan(method, "data")
+
+
+def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
     """The better side for Lanczos, and its FLOPs."""
+    columns, tolerance = config.num_probes + 1, config.train_tolerance
     if system.fillable and not len(system.gap_index):
         return "gaps", 0.0  # the log-determinant of the whole grid is a sum over eigenvalues
-    if rank is not None:
+    if config.rank is not None:
         return "data", math.inf
-    data = best_rank(system, num_probes + 1, tolerance)
+    data = best_rank(system, columns, tolerance)
     if not system.fillable:
         return "data", data.flops
-    gaps = fill_plan(system, num_probes + 1, tolerance, max_iterations)
-    reaches_noise = bool(data.rank) and system.eigenvalue_after(data.rank) <= float(system.noise.min())
-    if not reaches_noise and gaps.flops <= _WORTH * data.flops:
+    gaps = fill_plan(system, columns, tolerance, config.max_iterations)
+    reaches_noise = bool(data.rank) and system.term.left_out(data.rank) <= system.least_noise
+    if not reaches_noise and gaps.flops <= _GAP_SIDE_WORTH * data.flops:
         return "gaps", gaps.flops
     return "data", data.flops

@@ -1,0 +1,280 @@
+"""``y' A^-1 y`` and ``log|A|`` of a covariance A of noisy observations, with their gradients.
+
+With ``a = A^-1 y``, probes z of covariance P, ``u = A^-1 z`` and ``w = P^-1 z``,
+
+    y' A^-1 y  =  2 a'y - a'A a                          gradient: 2 a for y, that of -a'A a for A
+    log|A|     =  log|P| + log|P^-1 A|                   gradient: that of log|P| - mean w'P w + mean u'A w
+
+The quadratic form is stationary in a: an error of a enters squared. ``log|P|`` is exact, and only the small rest is
+estimated: by Lanczos for the value, by probes for the gradient, in which w'P w is a control variate. Data and probes
+are solved for together, in one run of conjugate gradients.
+"""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpytorch_gaps.autograd.dense_logdet import dense_logdet
+from gpytorch_gaps.autograd.first_order import refuse_second_order
+from gpytorch_gaps.distributed.columns import Share, sum_over_ranks
+from gpytorch_gaps.reports import LogdetReport, report_solve, warn_not_converged
+from gpytorch_gaps.solvers.config import SolveConfig
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.logdet.gaps import estimated_gap_side_logdet, gap_side_logdet, grid_logdet
+from gpytorch_gaps.solvers.logdet.nystrom import nystrom_logdet
+from gpytorch_gaps.solvers.logdet.stochastic import draw_probes, log_quadrature, standard_error
+from gpytorch_gaps.solvers.matrix_system import MatrixSystem
+from gpytorch_gaps.solvers.planning.costs import best_rank
+from gpytorch_gaps.solvers.planning.logdet import LogdetPlan
+from gpytorch_gaps.solvers.solve import ADVICE, advice_for, solve_system, solve_with_lanczos
+from gpytorch_gaps.solvers.system import NoisySystem
+from gpytorch_gaps.utils.precision import full_float32, wide_entries
+
+
+class Covariance(Protocol):
+    """What the terms of a likelihood ask of a covariance A of noisy observations: a ``NoisyGridOperator``."""
+
+    shape: torch.Size
+    batch_shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def size(self, dim: int) -> int: ...
+
+    def representation(self) -> tuple[Tensor, ...]: ...
+
+    def representation_tree(self) -> Any: ...
+
+    def system(self) -> NoisySystem:
+        """The detached system, with what was worked out for it so far."""
+
+    def whitened(self) -> "tuple[Covariance, Tensor] | None":
+        """For noise that is a product over axes: the covariance with unit noise, and ``D^(1/2)``, shape (*batch, N)."""
+
+    def kernel_matrix(self) -> Tensor:
+        """The kernel without noise, dense. shape: (*batch, N, N)"""
+
+    def term_factors(self) -> list[tuple[Tensor, ...]]:
+        """The factors of every Kronecker term."""
+
+    def noise_tensor(self) -> Tensor:
+        """shape: (*batch, 1) or (*batch, N)"""
+
+    def unstructured_root(self) -> Tensor | None:
+        """R with ``R R'`` the terms that are no Kronecker products, to some rank. shape: (*batch, N, r)"""
+
+
+class LikelihoodTerms(Function):
+    """The quadratic form and the log-determinant from solutions that are at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        representation_tree: Any,
+        rhs: Tensor,
+        solution: Tensor,
+        quad: Tensor,
+        left: Tensor,
+        right: Tensor,
+        logdet: Tensor,
+        *matrix_args: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """:param left: u / k and :param right: w, whose ``sum u'A w`` has the gradient of the log-determinant.
+
+        shape: (*batch, N, C) and (*batch, N, k) -> (*batch, C) and batch
+        """
+        ctx.representation_tree = representation_tree
+        ctx.save_for_backward(solution, left, right, *matrix_args)
+        return quad.clone(), logdet.clone()
+
+    @staticmethod
+    @full_float32()
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        solution, left, right, *matrix_args = ctx.saved_tensors
+        weighted = solution * grad_outputs[0].unsqueeze(-2)
+        arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
+        if any(ctx.needs_input_grad[7:]):
+            # columns that are whole in memory
+            lefts = torch.cat([-weighted.mT, left.mT * grad_outputs[1][..., None, None]], -2).mT
+            rights = torch.cat([solution.mT, right.mT], -2).mT
+            arg_grads = ctx.representation_tree(*matrix_args)._bilinear_derivative(lefts, rights)
+        return None, 2.0 * weighted, None, None, None, None, None, *arg_grads
+
+
+def apply_terms(
+    operator: Covariance,
+    rhs: Tensor,
+    solution: Tensor,
+    quad: Tensor,
+    left: Tensor,
+    right: Tensor,
+    logdet: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """:class:`LikelihoodTerms` of an operator, in its precision."""
+    numbers = [tensor.to(operator.dtype) for tensor in (rhs, solution, quad, left, right, logdet)]
+    return LikelihoodTerms.apply(operator.representation_tree(), *numbers, *operator.representation())
+
+
+def quadratic_form(operator: Covariance, rhs: Tensor, config: SolveConfig) -> Tensor:
+    """``rhs' A^-1 rhs`` per column by the method that is asked for. Differentiable. shape: (*batch, C)"""
+    if not rhs.size(-1):
+        return rhs.sum(-2)
+    solved = solve_system(operator.system(), rhs.detach(), config.for_training())
+    nothing = rhs[..., :0]
+    quad = stationary_form(solved.solution, rhs, solved.residual)
+    zero = torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device)
+    return apply_terms(operator, rhs, solved.solution, quad, nothing, nothing, zero)[0]
+
+
+def stationary_form(solution: Tensor, rhs: Tensor, residual: Tensor) -> Tensor:
+    """``2 a'y - a'A a = a'(y + r)``, which an error of a enters squared. shape: (*batch, C)"""
+    return (solution.double() * (rhs.detach().double() + residual)).sum(-2)
+
+
+def no_quadratic_form(operator: Covariance, rhs: Tensor) -> Tensor:
+    """Zero, as a function of the data: of a process that has none of them. shape: (*batch, C)"""
+    nothing = torch.zeros(*operator.batch_shape, rhs.size(-1), dtype=operator.dtype, device=operator.device)
+    return nothing + 0.0 * rhs.sum() if rhs.requires_grad else nothing
+
+
+# -- log-determinants ------------------------------------------------------------------------------------------------
+
+
+@full_float32()
+def log_determinant(operator: Covariance, chosen: LogdetPlan, config: SolveConfig) -> tuple[Tensor, LogdetReport]:
+    """``log|A|`` by a given plan. Differentiable. shape: batch"""
+    whitened = operator.whitened()
+    if whitened is not None:
+        # log|A| = log|D^(-1/2) A D^(-1/2)| + log|D| for noise that is a product over axes
+        white, root = whitened
+        value, report = log_determinant(white, chosen, config)
+        value = value + 2.0 * root.log().sum(-1)
+        return value, replace(report, value=value.detach())
+    if chosen == LogdetPlan("stochastic", "data"):
+        nothing = torch.zeros(*operator.shape[:-1], 0, dtype=operator.dtype, device=operator.device)
+        _, value, report = estimated_together(operator, nothing, config)
+        return value, report
+    system = operator.system()
+    if chosen.side == "gaps" or chosen.method == "nystrom":
+        assert isinstance(system, GapSystem)
+        return _with_the_grid(operator, system, chosen, config)
+    with wide_entries():
+        kernel = operator.kernel_matrix().double()
+    diagonal = operator.noise_tensor().double().expand(*kernel.shape[:-1])
+    value = dense_logdet(kernel + torch.diag_embed(diagonal), system.cholesky()).to(operator.dtype)
+    return value, LogdetReport("exact", value.detach(), torch.zeros((), device=operator.device), 0, 0, "data side")
+
+
+def _with_the_grid(
+    operator: Covariance, system: GapSystem, chosen: LogdetPlan, config: SolveConfig
+) -> tuple[Tensor, LogdetReport]:
+    """Log-determinants that start from the eigenvalues of the whole grid."""
+    factors, noise = operator.term_factors()[0], operator.noise_tensor()
+    error: Tensor | None = torch.zeros((), device=operator.device)
+    probes = iterations = 0
+    if chosen.method == "nystrom":
+        value, error = nystrom_logdet(system, factors, noise), None
+    elif chosen.method == "exact":
+        value = gap_side_logdet(system, factors, noise)
+    else:
+        value, error, probes, iterations = _estimated_on_gaps(operator, system, config)
+    value = value.to(operator.dtype)
+    return value, LogdetReport(chosen.method, value.detach(), error, probes, iterations, f"{chosen.side} side")
+
+
+def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -> tuple[Tensor, Tensor, LogdetReport]:
+    """Data and probes in one run of conjugate gradients; of several processes, one has the data, all have probes."""
+    system, share = operator.system(), Share(config.communicator, config.num_probes)
+    ranks = preconditioner_ranks(operator, config)
+    preconditioner = system.preconditioner(ranks) if ranks else None
+    own_rhs = rhs if share.has_data else rhs[..., :0]
+    probes = draw_probes(
+        preconditioner, operator.size(-1), operator.batch_shape, share.num_probes, rhs, config.repeat_probes
+    )[..., share.probes]
+    count, quad, value, estimates, iterations = share.count, no_quadratic_form(operator, rhs), None, None, 0
+    if count:
+        columns = torch.cat([probes.mT, own_rhs.detach().mT], -2).mT  # columns that are whole in memory
+        solved = solve_with_lanczos(system, columns, preconditioner, config.for_training())
+        reason = f"with {count} probes for the log-determinant"
+        report_solve(replace(solved.report, reason=reason), advice_for(system, "ignore"))
+        assert solved.lanczos is not None
+        estimates = log_quadrature(solved.lanczos[..., :count, :, :], operator.size(-1)).movedim(-1, 0)
+        iterations = solved.report.iterations
+        partners = probes if preconditioner is None else preconditioner.solve(probes)
+        exact = _preconditioner_terms(operator, ranks, partners)
+        own_quad, value = apply_terms(
+            operator,
+            own_rhs,
+            solved.solution[..., count:],
+            stationary_form(solved.solution[..., count:], own_rhs, solved.residual[..., count:]),
+            solved.solution[..., :count] / count,
+            partners,
+            estimates.mean(0),
+        )
+        value = value + exact
+        quad = own_quad if share.has_data else quad
+    elif share.has_data:
+        quad = quadratic_form(operator, rhs, config)
+    value = torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device) if value is None else value
+    if share.ranks.size > 1:
+        value = sum_over_ranks(share.ranks, share.weight * value, operator.representation())
+        quad = sum_over_ranks(share.ranks, quad, operator.representation())
+    every = share.of(estimates)
+    report = LogdetReport("stochastic", value.detach(), standard_error(every), every.size(0), iterations, "data side")
+    return quad, value, report
+
+
+def preconditioner_ranks(operator: Covariance, config: SolveConfig) -> tuple[int, ...]:
+    """How many eigenvectors each term gives to the preconditioner of a log-determinant; empty for none."""
+    system = operator.system()
+    if config.rank == 0 or not system.least_noise > 0:
+        return ()
+    # probes and data are solved for together
+    chosen = best_rank(system, config.num_probes + 1, config.train_tolerance, config.rank)
+    return chosen.ranks
+
+
+def _preconditioner_terms(operator: Covariance, ranks: tuple[int, ...], partners: Tensor) -> Tensor | float:
+    """``log|P|``, with the gradient of ``log|P| - mean w'P w``. shape: batch"""
+    if not ranks:
+        return 0.0
+    system = operator.system()
+    preconditioner = system.preconditioner(ranks)
+    if not (torch.is_grad_enabled() and operator.requires_grad):
+        return preconditioner.logdet().to(operator.dtype)  # no second Gram matrix
+    coefficients = system.coefficients(ranks, operator.term_factors())
+    diagonal, root = operator.noise_tensor().double(), operator.unstructured_root()
+    wide_root = None if root is None else root.double()
+    control = preconditioner.quadratic(partners, coefficients, diagonal, wide_root).mean(-1)
+    logdet = preconditioner.logdet(coefficients, diagonal, wide_root)
+    return (logdet - (control - control.detach())).to(operator.dtype)
+
+
+def _estimated_on_gaps(operator: Covariance, system: GapSystem, config: SolveConfig) -> tuple[Tensor, Tensor, int, int]:
+    """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix: value, error, probes, iterations."""
+    factors, noise = operator.term_factors()[0], operator.noise_tensor()
+    value = grid_logdet(system, factors, noise)
+    if not len(system.gap_index):
+        return value, torch.zeros((), device=operator.device), 0, 0
+    share, estimates, iterations = Share(config.communicator, config.num_probes), None, 0
+    size, own = len(system.gap_index), torch.zeros_like(value)
+    probes = draw_probes(None, size, operator.batch_shape, share.num_probes, system.noise, config.repeat_probes)
+    probes = probes[..., share.probes]
+    if share.count:
+        matrix = MatrixSystem(system.gap_matmul, size, operator.device, 2.0 * system.rotation_flops)
+        solved = solve_with_lanczos(matrix, probes, None, config.for_training())
+        warn_not_converged(solved.report, ADVICE["fill"])
+        assert solved.lanczos is not None
+        estimates = log_quadrature(solved.lanczos, size).movedim(-1, 0)
+        iterations = solved.report.iterations
+        left = solved.solution / share.count
+        own = estimated_gap_side_logdet(system, estimates.mean(0), left, probes, factors, noise)
+    if share.ranks.size > 1:
+        own = sum_over_ranks(share.ranks, share.weight * own, operator.representation())
+    every = share.of(estimates)
+    return value + own, standard_error(every), every.size(0), iterations

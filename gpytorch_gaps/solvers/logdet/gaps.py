@@ -1,0 +1,109 @@
+"""``log|A_XX|`` from the gaps, with ``A = K + s2 I`` on the whole grid, by the block identity
+
+    log|A_XX| = log|A| + log|V A^-1 V'|
+
+whose first term is a sum over eigenvalues and whose second is L x L: factorised, or estimated by Lanczos. Gradients
+are exact and pass through no eigenvector: the eigenvalues enter as Rayleigh quotients, and ``d log|S| = tr(S^-1 dS)``
+with ``dS = -V A^-1 dA A^-1 V'``.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient
+from gpytorch_gaps.autograd.dense_logdet import logdet_from
+from gpytorch_gaps.autograd.first_order import refuse_second_order
+from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.linalg.products import kron_diagonal
+from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.utils.precision import full_float32
+
+
+def grid_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
+    """``log|K + s2 I| = sum log(lambda_i + s2)`` on the whole grid. Differentiable. shape: batch"""
+    products = kron_diagonal(frozen_eigenvalues(factors, system.eigen().vectors))
+    return (products + noise.double()).log().sum(-1)
+
+
+def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
+    """``log|A| + log|V A^-1 V'|``. Cost: L^3 / 3 and two Kronecker products a gap. Differentiable. shape: batch
+
+    :param system: the same factors and noise, detached, with their eigen-decomposition.
+    """
+    whole = grid_logdet(system, factors, noise)
+    if not len(system.gap_index):
+        return whole
+    return whole + _ExactBlock.apply(system, noise.double(), *(factor.double() for factor in factors))
+
+
+def estimated_gap_side_logdet(
+    system: GapSystem, value: Tensor, left: Tensor, right: Tensor, factors: Sequence[Tensor], noise: Tensor
+) -> Tensor:
+    """``log|V A^-1 V'|`` from an estimate of its value, and probes z that estimate its gradient. shape: batch
+
+    :param left: ``S^-1 z / k`` for the k probes, ``S = V A^-1 V'``. shape (*batch, L, k).
+    :param right: z, shape (*batch, L, k).
+    """
+    return _EstimatedBlock.apply(system, value, left, right, noise.double(), *(factor.double() for factor in factors))
+
+
+class _ExactBlock(Function):
+    """``log|V A^-1 V'|`` by Cholesky ``S = C C'``; the gradient of ``-sum_c b_c' A b_c`` with ``b = A^-1 V' C^-T``."""
+
+    @staticmethod
+    def forward(ctx: Any, system: GapSystem, noise: Tensor, *factors: Tensor) -> Tensor:
+        cholesky = system.gap_cholesky()
+        ctx.system = system
+        ctx.save_for_backward(cholesky, noise, *factors)
+        return logdet_from(cholesky)
+
+    @staticmethod
+    @full_float32()
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        cholesky, noise, *factors = ctx.saved_tensors
+        eye = torch.eye(cholesky.size(-1), dtype=cholesky.dtype, device=cholesky.device)
+        inverse_root = torch.linalg.solve_triangular(cholesky, eye, upper=False).mT
+        parts = inverse_root.split(ctx.system.columns_at_once, dim=-1)
+        return None, *_gradients(ctx.system, noise, factors, grad_outputs[0], ((part, part) for part in parts))
+
+
+class _EstimatedBlock(Function):
+    """``log|V A^-1 V'|`` of a given value; the gradient of ``-sum_j (A^-1 V' u_j)' A (A^-1 V' z_j)``."""
+
+    @staticmethod
+    def forward(ctx: Any, system: GapSystem, value: Tensor, left: Tensor, right: Tensor, *args: Tensor) -> Tensor:
+        ctx.system = system
+        ctx.save_for_backward(left, right, *args)
+        return value.clone()
+
+    @staticmethod
+    @full_float32()
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        left, right, noise, *factors = ctx.saved_tensors
+        grads = _gradients(ctx.system, noise, factors, grad_outputs[0], [(left, right)])
+        return None, None, None, None, *grads
+
+
+def _gradients(
+    system: GapSystem,
+    noise: Tensor,
+    factors: Sequence[Tensor],
+    weight: Tensor,
+    pairs: Iterable[tuple[Tensor, Tensor]],
+) -> list[Tensor]:
+    """The gradient of ``-sum (A^-1 V' u)' A (A^-1 V' v)`` over pairs (u, v): for the noise, then for every factor."""
+    factor_grads = [torch.zeros_like(factor) for factor in factors]
+    noise_grad = torch.zeros_like(noise)
+    for left, right in pairs:
+        u = weight[..., None, None] * system.spread_solve(left)
+        v = system.spread_solve(right)
+        grads = kron_bilinear_gradient(factors, u, v)
+        factor_grads = [total - grad for total, grad in zip(factor_grads, grads, strict=True)]
+        noise_grad -= (u * v).sum((-2, -1)).unsqueeze(-1).sum_to_size(noise.shape)
+    return [noise_grad, *factor_grads]
