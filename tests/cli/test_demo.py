@@ -18,7 +18,7 @@ def test_the_methods_of_the_paper_agree(capsys):
 
 def test_the_scene_is_filled_better_than_by_interpolation(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(demo, "SHAPE", (32, 48))
+    monkeypatch.setattr(demo, "SHAPE", (24, 36))
     monkeypatch.setattr(demo, "fill_gaps", partial(demo.fill_gaps, steps=10))
     monkeypatch.setattr(demo, "LOST_LINES", (11,))
     monkeypatch.setattr(learn, "SHORT", 3)
