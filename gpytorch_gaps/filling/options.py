@@ -1,6 +1,5 @@
 """The options of ``fill_gaps``, checked before anything is computed."""
 
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from gpytorch.kernels import Kernel
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.reconstruction.inputs import positive
+from gpytorch_gaps.utils.checks import check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,9 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected True or False")
         for name, least in (("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
-        positive("tolerance", self.tolerance)
-        positive("memory", self.memory)
+            check_integer(name, getattr(self, name), at_least=least)
+        check_number("tolerance", self.tolerance, above=0)
+        check_number("memory", self.memory, above=0)
 
     def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
         """The user's kernel of each axis, None where one is to be chosen."""
@@ -50,7 +47,7 @@ class Options:
                 found.append(None)
                 continue
             listed = given if isinstance(given, Sequence) else [given]
-            found.append([positive(f"periods: {axis.name}", one) for one in listed])
+            found.append([check_number(f"periods: {axis.name}", one, above=0) for one in listed])
             if found[-1] and axis.points.shape[1] > 1:
                 raise ValueError(f"periods: {axis.name} is a {axis.kind}, expected an axis of one column")
         return found
