@@ -36,7 +36,7 @@ import gpytorch_gaps as gaps
 from benchmarks._fields import membrane
 from benchmarks._machine import machine_facts
 from benchmarks._results import GIB, anonymous_gib, markdown_table
-from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.utils.progress import format_bytes
 
 THETA, NOISE = 0.1, 1e-6
@@ -79,7 +79,9 @@ def kernels_of(kind: str, count: int) -> list[gpytorch.kernels.Kernel]:
 def reconstruct(group: Any, job: dict[str, Any]) -> dict[str, Any]:
     values = np.load(job["values"], mmap_mode="r")
     axes = [np.linspace(0, 1, size) if size > 1 else np.zeros(1) for size in values.shape]
-    gaps.reconstruct(np.ones((8, 8)), None, kernels_of("smooth", 2), 1.0, progress=False, group=Ranks())  # loads all
+    gaps.reconstruct(
+        np.ones((8, 8)), None, kernels_of("smooth", 2), 1.0, progress=False, group=Communicator()
+    )  # loads all
     memory, started = Memory(), time.perf_counter()
     result = gaps.reconstruct(
         values, axes, kernels_of(job["kind"], values.ndim), job["noise"], group=group, progress=False
@@ -141,10 +143,10 @@ def train(group: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 def work(job: dict[str, Any]) -> None:
     with gaps.distributed.process_group(timeout=job["timeout"]) as group:
-        ranks = Ranks(group)
+        ranks = Communicator(group)
         found = (reconstruct if job["what"] == "reconstruct" else train)(group, job)
         everybody = ranks.gather(found, "results")
-        if ranks.leads:
+        if ranks.is_main:
             found["memory_gib"] = max(other["memory_gib"] for other in everybody)
             Path(job["result"]).write_text(json.dumps(found))
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.posterior.sampling import sample_posterior
     from gpytorch_gaps.posterior.scoring import Score, leave_out, score
     from gpytorch_gaps.reconstruction import sizing
-    from gpytorch_gaps.reconstruction.reconstruct import Reconstruction, ReconstructionReport, reconstruct
+    from gpytorch_gaps.reconstruction.reconstruct import reconstruct
+    from gpytorch_gaps.reconstruction.report import ReconstructionReport
+    from gpytorch_gaps.reconstruction.result import Reconstruction
     from gpytorch_gaps.reports import (
         ApproximateVarianceWarning,
         CalibrationWarning,
@@ -70,9 +72,9 @@ __all__ = [
     "score",
     "settings",
     "sizing",
-]
+]  # not `plot`, which needs matplotlib: `import *` and `help` must work without
 
-# Public name -> the module that defines it, or that it is. `plot` is not in `__all__` because it needs matplotlib.
+# Public name -> the module that defines it, or that it is.
 _HOMES = {
     "ApproximateVarianceWarning": "reports",
     "CalibrationWarning": "reports",
@@ -85,8 +87,8 @@ _HOMES = {
     "History": "training.history",
     "LogdetReport": "reports",
     "NotConvergedWarning": "reports",
-    "Reconstruction": "reconstruction.reconstruct",
-    "ReconstructionReport": "reconstruction.reconstruct",
+    "Reconstruction": "reconstruction.result",
+    "ReconstructionReport": "reconstruction.report",
     "Score": "posterior.scoring",
     "SolveReport": "reports",
     "VarianceReport": "reports",
@@ -114,7 +116,7 @@ register_with_xarray()
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "__version__"})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 if not TYPE_CHECKING:

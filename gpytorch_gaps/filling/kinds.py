@@ -15,7 +15,7 @@ import torch
 
 from gpytorch_gaps.filling.axes import Axis, describe_axes
 from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
-from gpytorch_gaps.formats.values import to_dtype
+from gpytorch_gaps.utils.dtypes import to_dtype
 
 
 def read_kind(values: Any, axes: Sequence[Any] | None = None) -> "Kind":

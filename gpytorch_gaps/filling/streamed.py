@@ -24,7 +24,8 @@ from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.windows import Reader
 from gpytorch_gaps.filling.withhold import Withheld, choose_part, region_around, withhold
 from gpytorch_gaps.reconstruction.inputs import truncation_level
-from gpytorch_gaps.reconstruction.reconstruct import Reconstruction, reconstruct
+from gpytorch_gaps.reconstruction.reconstruct import reconstruct
+from gpytorch_gaps.reconstruction.result import Reconstruction
 
 CHECKED = 30_000_000
 """Cells of the reconstruction that is checked: of a larger grid, a part."""

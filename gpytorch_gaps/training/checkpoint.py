@@ -36,7 +36,7 @@ class Checkpoint:
     def resume_or_start(self) -> None:
         """Resets the run to the file's state on all processes, or writes the file if there is none."""
         ranks = self.run.ranks
-        own = ranks.together("reading its checkpoint", lambda: self._read_or_start() if ranks.leads else None)
+        own = ranks.run_on_all("reading its checkpoint", lambda: self._read_or_start() if ranks.is_main else None)
         if own is not None and ranks.size > 1:
             own.pop("warm_start", None)  # every process solves for columns of its own
         content = ranks.gather(own, "the checkpoint")[0]
@@ -53,7 +53,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Writes the last completed step."""
-        if not self.run.ranks.leads:
+        if not self.run.ranks.is_main:
             return
         state, history = self.run.state, copy.deepcopy(self.run.history)
         history._truncate(state["step"])

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from gpytorch_gaps.distributed.agreement import describe_module
 from gpytorch_gaps.distributed.columns import same_start
-from gpytorch_gaps.distributed.communicator import ranks_of
+from gpytorch_gaps.distributed.communicator import communicator_for
 from gpytorch_gaps.solvers.warm_start import WarmStart
 from gpytorch_gaps.training.checkpoint import Checkpoint, problem_of
 from gpytorch_gaps.training.finish import Plateau
@@ -88,7 +88,7 @@ def fit(
     >>> len(history), history.stopped, history.loss[-1] < history.loss[0]
     (5, 'steps', True)
     """
-    ranks = ranks_of(group, "fit")
+    ranks = communicator_for(group, "fit")
 
     def prepare() -> tuple[_Options, TrainingRun]:
         path = None if checkpoint is None else Path(checkpoint)
@@ -98,7 +98,7 @@ def fit(
         memory = _checked_warm_start(warm_start)
         return options, TrainingRun(model, objective, _checked_optimizer(model, optimizer, lr), memory, ranks)
 
-    options, run = ranks.together("checking what it was given", prepare)
+    options, run = ranks.run_on_all("checking what it was given", prepare)
     if ranks.size > 1:
         ranks.require_same({**_flat(problem_of(run)), **options.described(), **_details(run)})
         same_start(model, ranks)
@@ -136,7 +136,7 @@ def _train(run: TrainingRun, options: _Options, progress: bool) -> History:
     plateau.replay(run.history)
     run.model.train()
     try:
-        hidden = not (progress and run.ranks.leads)
+        hidden = not (progress and run.ranks.is_main)
         with tqdm(total=int(options.steps), initial=len(run.history), desc="fit", disable=hidden) as bar:
             while not (stopped := _advance(run, plateau, int(options.steps))):
                 bar.set_postfix(run.summary(), refresh=False)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.columns import average_gradients
-from gpytorch_gaps.distributed.communicator import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reports import SolveRecord, record_solves
@@ -41,7 +41,7 @@ class TrainingRun:
         mll: MarginalLogLikelihood,
         optimizer: Optimizer,
         warm_start: WarmStart | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Communicator = SINGLE,
     ) -> None:
         self.model, self.mll, self.optimizer, self.warm_start = model, mll, optimizer, warm_start
         self.ranks = ranks
@@ -138,7 +138,7 @@ class TrainingRun:
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 # all processes use the loss of the first, so that they decide alike
-                value = self.ranks.number(loss.item(), loss.device, "likelihoods")
+                value = self.ranks.from_main(loss.item(), loss.device, "likelihoods")
                 if not math.isfinite(value):
                     self._fail(f"the loss is {value}")
                 self.last_finite_state = self.state  # later evaluations in this step fall back to its start

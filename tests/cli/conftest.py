@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 
 from gpytorch_gaps.__main__ import main
-from gpytorch_gaps.filling import learn
+from gpytorch_gaps.filling import learn, prepare
+from gpytorch_gaps.filling.auto_kernels import candidates
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """What is learned is not looked at here."""
+    """One kernel and one step of training: these tests do not look at what is learned."""
+    monkeypatch.setattr(prepare, "candidates", lambda *given: candidates(*given)[:1])
     monkeypatch.setattr(learn, "SHORT", 1)
     monkeypatch.setattr(learn, "_FURTHER", 1)
 

@@ -14,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch_gaps import WarmStart, record_solves, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from tests import _dense as dense
+from tests._covering import in_turn
 from tests.workflow import _pairs
 
 TIGHT = 1e-10
@@ -184,8 +185,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-8])
-@pytest.mark.parametrize("path", PATHS)
+@in_turn(path=PATHS, tolerance=[1e-2, 1e-8])
 def test_the_value_follows_small_steps(path, tolerance):
     """To what the probes state themselves (three standard errors) and 1 % of the change, the start left out."""
     memory, rhs, steps = WarmStart(num_probes=16, tolerance=tolerance), dense.randn(len(INDEX), 1), 20
@@ -303,12 +303,12 @@ def test_exact_log_determinants_are_untouched(name, method):
     for parameter, gradient in got.items():
         assert torch.equal(gradient, warm_got[parameter]), parameter
     assert [report.tolerance for report in record] == [report.tolerance for report in warm_record]
-    assert not memory.state_dict()["trails"]
+    assert not memory.state_dict()["paths"]
 
 
 def test_batches_take_the_usual_path():
     (value, got, record, _), (warm_value, warm_got, warm_record, memory) = both_ways(_pairs.batch_of_three)
-    assert not memory.state_dict()["trails"]
+    assert not memory.state_dict()["paths"]
     assert [report.reason for report in warm_record.logdets] == [report.reason for report in record.logdets]
     assert [report.tolerance for report in warm_record] == [report.tolerance for report in record]
     torch.testing.assert_close(warm_value, value, rtol=1e-9, atol=0)

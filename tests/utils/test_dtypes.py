@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpytorch_gaps.formats.values import SLAB_BYTES, equal_to, put, slabs, to_dtype, with_gaps
+from gpytorch_gaps.utils.dtypes import equal_to, to_dtype, write_gaps
 
 NAN = float("nan")
 
@@ -68,25 +68,11 @@ def test_a_gap_value_is_found_as_the_type_holds_it():
     assert equal_to(neighbours, float(lowest)).tolist() == [True, False]
 
 
-def test_without_a_gap_value_nothing_is_read():
-    array = np.arange(3.0)
-    assert with_gaps(array, ()) is array
-
-
 def test_observed_entries_stay_to_the_bit():
     held = np.array([1.0, -0.0, NAN, NAN, np.inf])
     filled = np.array([5.0, 0.0, 2.0, NAN, 7.0])
-    np.testing.assert_array_equal(put(held, held, filled).view("int64")[[0, 1, 4]], held.view("int64")[[0, 1, 4]])
-    np.testing.assert_array_equal(put(held, held, filled)[[2, 3]], [2.0, NAN])
+    np.testing.assert_array_equal(
+        write_gaps(held, held, filled).view("int64")[[0, 1, 4]], held.view("int64")[[0, 1, 4]]
+    )
+    np.testing.assert_array_equal(write_gaps(held, held, filled)[[2, 3]], [2.0, NAN])
     assert np.isnan(held[2]), "not in place"
-
-
-@pytest.mark.parametrize("shape", [(1,), (7, 3), (1000, 2**18), (3, 2**27)])
-@pytest.mark.parametrize("multiple", [1, 4])
-def test_slabs_are_the_whole_once(shape, multiple):
-    parts = list(slabs(shape, 8, multiple))
-    assert [part.start for part in parts] == [0, *[part.stop for part in parts[:-1]]]
-    assert parts[-1].stop == shape[0]
-    assert all((part.stop - part.start) % multiple == 0 for part in parts[:-1])
-    row = 8 * int(np.prod(shape[1:]))
-    assert all((part.stop - part.start) * row <= max(SLAB_BYTES, multiple * row) for part in parts)

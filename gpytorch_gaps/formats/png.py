@@ -1,8 +1,8 @@
-"""PNG images through Pillow: gray or RGB of 8 bits, gray of 16 bits, each with alpha or without.
+"""PNG images through Pillow: 8-bit gray or RGB, 16-bit gray, each with alpha or without.
 
-A pixel is a gap where its alpha is 0, or where all its channels are `gap_value`. `data` are the colours without alpha,
-masked at the gaps. Written again, alpha is opaque where a gap was filled and as it was elsewhere. Palettes become RGB,
-a transparent colour of 8 bits becomes alpha, gray of fewer than 8 bits becomes 8 bits.
+A pixel is a gap if its alpha is 0, or if all its channels are `gap_value`. `data` are the colours without alpha, masked
+at the gaps. When the image is written again, alpha becomes opaque at filled pixels and stays elsewhere. Palettes become
+RGB, a transparent 8-bit colour becomes alpha, gray of fewer than 8 bits becomes 8-bit.
 """
 
 import io
@@ -12,26 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.formats.opened import Opened, reading, single_array
-from gpytorch_gaps.formats.values import ArrayFile, as_array, beside, equal_to, is_gap, put
+from gpytorch_gaps.formats.arrays import ArrayFile
+from gpytorch_gaps.formats.opened import OpenedFile, reading, single_array
+from gpytorch_gaps.utils.dtypes import equal_to, is_gap, next_to, write_gaps
 from gpytorch_gaps.utils.files import atomic_write
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "P": "RGB", "PA": "RGBA"}
 WITH_ALPHA = {"L": "LA", "RGB": "RGBA", "LA": "LA", "RGBA": "RGBA"}
+COPIED_CHUNKS = (b"cHRM", b"cICP", b"gAMA", b"sRGB", b"iTXt", b"tEXt", b"zTXt")  # colour spaces and texts
 
-CARRIED = (b"cHRM", b"cICP", b"gAMA", b"sRGB", b"iTXt", b"tEXt", b"zTXt")  # what the colours mean; texts
 
-
-class Png(ArrayFile):
+class PngFile(ArrayFile):
     suffixes = (".png",)
     packages = ("PIL.Image",)
 
-    alpha: np.ndarray | None
-    about: dict[str, Any]  # resolution, colours, texts, EXIF, the gray of 16 bits that is transparent
+    alpha: np.ndarray | None  # the `options` are resolution, colour profile, texts, EXIF, a transparent 16-bit gray
 
     @classmethod
-    def read(cls, path: Path, variable: str | None, gap_value: float | None) -> Opened:
+    def read(cls, path: Path, variable: str | None, gap_value: float | None) -> OpenedFile:
         from PIL import Image
 
         with reading(path, "a PNG image"):
@@ -47,51 +46,52 @@ class Png(ArrayFile):
         with reading(path, "a PNG image"), Image.open(path) as image:
             pixels, alpha = _pixels(image)
             frames = getattr(image, "n_frames", 1)
-            about: dict[str, Any] = {
-                key: image.info[key] for key in ("dpi", "icc_profile", "exif") if key in image.info
-            }
-            if depth == 16 and "transparency" in image.info:
-                about["transparency"] = image.info["transparency"]
-            about["pnginfo"] = _carried(path)
+            kept = ("dpi", "icc_profile", "exif", *["transparency"] * (depth == 16))
+            options = {key: image.info[key] for key in kept if key in image.info}
+            options["pnginfo"] = _copied_chunks(path)
         if frames > 1:
             warnings.warn(f"{path}: only the first of {frames} images is read and written", stacklevel=3)
-        values = [value for value in (gap_value, about.get("transparency")) if value is not None]
-        gap = np.zeros(pixels.shape[:2], dtype=bool) if alpha is None else alpha == 0
-        for value in values:
-            gap |= equal_to(pixels, value).reshape(*gap.shape, -1).all(axis=2)
         opened = cls(path, pixels)
+        opened.reserved = [value for value in (gap_value, options.get("transparency")) if value is not None]
+        opened.alpha, opened.options = alpha, options
+        gap = np.zeros(pixels.shape[:2], dtype=bool) if alpha is None else alpha == 0
+        for value in opened.reserved:
+            gap |= equal_to(pixels, value).reshape(*gap.shape, -1).all(axis=2)
         opened.data = np.ma.MaskedArray(pixels, mask=gap if pixels.ndim == 2 else np.dstack([gap] * pixels.shape[2]))
-        opened.reserved = values
-        opened.alpha, opened.about = alpha, about
         return opened
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
-        pixels = self._converted(filled, lossless)
+        pixels = self._stored(filled, lossless)
         if self.alpha is not None:
             pixels = np.dstack([pixels, np.where(self._filled_pixels(filled), 255, self.alpha).astype(np.uint8)])
-        _save(pixels, path, **self.about)
+        self._save(pixels, path, **self.options)
 
     def _filled_pixels(self, filled: Any) -> np.ndarray:
         new = is_gap(self.data) & ~is_gap(filled)
         return new if new.ndim == 2 else new.all(axis=2)
 
-    def _converted(self, filled: Any, lossless: bool) -> np.ndarray:
-        """A colour is a gap where all of its channels are, so that it is enough to move one of them."""
+    def _stored(self, filled: Any, lossless: bool) -> np.ndarray:
+        """A colour marks a gap if all of its channels do, so that it is enough to change one of them."""
         if lossless or self.held.ndim == 2:
-            return super()._converted(filled, lossless)
-        pixels = put(self.held, self.data, filled)
+            return super()._stored(filled, lossless)
+        pixels = write_gaps(self.held, self.data, filled)
         for value in self.reserved:
-            again = self._filled_pixels(filled) & equal_to(pixels, value).all(axis=2)
-            if again.any():
-                pixels[again, 0] = beside(value, pixels.dtype, self.reserved)
+            marked = self._filled_pixels(filled) & equal_to(pixels, value).all(axis=2)
+            if marked.any():
+                pixels[marked, 0] = next_to(value, pixels.dtype, self.reserved)
         return pixels
 
     @classmethod
-    def _write_new(cls, opened: Opened, filled: Any, path: Path) -> None:
-        _save(as_array(opened, filled, path), path)
+    def _save(cls, array: np.ndarray, path: Path, **options: Any) -> None:
+        from PIL import Image
+
+        pixels = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+        stream = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG", **options)
+        atomic_write(path, lambda out: out.write(stream.getvalue()))
 
     @classmethod
-    def _refuse(cls, opened: Opened, path: Path, lossless: bool) -> None:
+    def _refuse(cls, opened: OpenedFile, path: Path, lossless: bool) -> None:
         one = single_array(opened, opened.data, path)
         shape = tuple(one.shape)
         dtype = np.asarray(one.iloc[:1]).dtype if hasattr(one, "iloc") else one.dtype
@@ -106,7 +106,7 @@ class Png(ArrayFile):
 
 
 def _pixels(image: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """Colours, and alpha where there is any."""
+    """Colours, and alpha if there is any."""
     if image.mode.startswith("I"):
         return np.array(image).astype(np.uint16), None
     mode = MODES[image.mode]
@@ -118,8 +118,8 @@ def _pixels(image: Any) -> tuple[np.ndarray, np.ndarray | None]:
     return (array[..., 0] if mode == "LA" else array[..., :3]), array[..., -1]
 
 
-def _carried(path: Path) -> Any:
-    """The `CARRIED` chunks of a PNG file: length, name, content, checksum."""
+def _copied_chunks(path: Path) -> Any:
+    """The `COPIED_CHUNKS` of a PNG file. A chunk is its length, name, content and checksum."""
     from PIL.PngImagePlugin import PngInfo
 
     found = PngInfo()
@@ -128,16 +128,6 @@ def _carried(path: Path) -> Any:
         while len(start := stream.read(8)) == 8:
             content = stream.read(int.from_bytes(start[:4], "big"))
             stream.seek(4, io.SEEK_CUR)
-            if start[4:] in CARRIED:
+            if start[4:] in COPIED_CHUNKS:
                 found.add(start[4:], content)
     return found
-
-
-def _save(pixels: np.ndarray, path: Path, **about: Any) -> None:
-    from PIL import Image
-
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[..., 0]
-    stream = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG", **about)
-    atomic_write(path, lambda out: out.write(stream.getvalue()))

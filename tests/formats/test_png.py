@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from gpytorch_gaps.formats import images, open_file
+from gpytorch_gaps.formats import open_file, png
 
 SHAPE = (6, 5)
 GAP = (slice(2, 4), slice(1, 3))
@@ -219,8 +219,8 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error):
 
         atomic_write(path, and_fail)
 
-    atomic_write = images.atomic_write
-    monkeypatch.setattr(images, "atomic_write", half)
+    atomic_write = png.atomic_write
+    monkeypatch.setattr(png, "atomic_write", half)
     with pytest.raises(type(error)):
         opened.write(np.ones(SHAPE), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes() == b"old"

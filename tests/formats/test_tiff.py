@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from gpytorch_gaps.formats import open_file, tiff_files
+from gpytorch_gaps.formats import open_file, tiff
 
 NAN = float("nan")
 NODATA = 42113
@@ -184,7 +184,7 @@ def test_lossless_is_every_number_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("bigtiff", [False, True])
 def test_large_images_get_offsets_of_64_bits(tmp_path, monkeypatch, bigtiff):
-    monkeypatch.setattr(tiff_files, "CLASSIC_BYTES", 1000 if bigtiff else 10000)
+    monkeypatch.setattr(tiff, "CLASSIC_BYTES", 1000 if bigtiff else 10000)
     again(tmp_path, open_file(saved(tmp_path, noise())), 1.0)
     with tifffile.TiffFile(tmp_path / "out.tif") as file:
         assert file.is_bigtiff == bigtiff
@@ -192,14 +192,14 @@ def test_large_images_get_offsets_of_64_bits(tmp_path, monkeypatch, bigtiff):
 
 def test_a_compression_that_cannot_be_written_becomes_deflate(tmp_path, monkeypatch):
     opened = open_file(saved(tmp_path, noise(), compression="lzma"))
-    encoded = tiff_files._encoded
+    encoded = tiff._encoded
 
     def without_lzma(array, container, options):
         if options.get("compression") == 34925:
             raise KeyError("requires a package")
         return encoded(array, container, options)
 
-    monkeypatch.setattr(tiff_files, "_encoded", without_lzma)
+    monkeypatch.setattr(tiff, "_encoded", without_lzma)
     result = again(tmp_path, opened, 1.0)
     np.testing.assert_array_equal(result, np.nan_to_num(noise(), nan=1.0))
     assert pages(tmp_path / "out.tif")[0][259][1] == 8
@@ -274,8 +274,8 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error):
 
         atomic_write(path, and_fail)
 
-    atomic_write = tiff_files.atomic_write
-    monkeypatch.setattr(tiff_files, "atomic_write", half)
+    atomic_write = tiff.atomic_write
+    monkeypatch.setattr(tiff, "atomic_write", half)
     with pytest.raises(type(error)):
         opened.write(np.ones((20, 33)), tmp_path / "out.tif")
     assert (tmp_path / "out.tif").read_bytes() == b"old"
