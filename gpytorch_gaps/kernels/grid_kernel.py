@@ -215,7 +215,7 @@ def _check_kernels(kernels: Any, grid: Any) -> None:
     if not isinstance(grid, CartesianGrid):
         raise ValueError(f"grid: got {type(grid).__name__}, expected a CartesianGrid")
     if isinstance(kernels, Kernel):
-        raise ValueError(f"kernels: got one {type(kernels).__name__}, expected a list of one kernel an axis")
+        raise ValueError(f"kernels: got one {type(kernels).__name__}, expected a list of one kernel per axis")
     if len(kernels) != len(grid.axes):
         raise ValueError(f"kernels: got {len(kernels)}, expected one for each of the grid's {len(grid.axes)} axes")
     for axis, kernel in enumerate(kernels):
