@@ -149,7 +149,10 @@ class GappyGridKernel(GridKernel):
         return found
 
     def share_lookups(self, other: "GappyGridKernel") -> None:
-        """Uses the look-ups of another kernel on the same grid."""
+        """Uses the cached look-ups of another kernel on the same grid.
+
+        :param other: the kernel.
+        """
         self._lookups = other._lookups
 
     def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
