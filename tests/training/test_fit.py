@@ -162,12 +162,16 @@ def test_equals_a_hand_written_loop_bit_for_bit():
     assert not history.converged
 
 
-def test_the_objective_of_the_default_arguments_falls_and_the_noise_is_found():
-    model = make(n=60)
-    history = fit(model, 200, progress=False)
-    assert history.loss[-1] < history.loss[0] - 0.5
-    assert history.converged
-    assert model.likelihood.noise.item() == pytest.approx(0.01, rel=0.6)
+def test_default_arguments_converge_and_find_the_noise_on_average():
+    """A variance estimated from 60 observations has a standard error of 20 %, the mean of eight of them 7 %."""
+    found = []
+    for seed in range(8):
+        model = make(n=60, seed=seed)
+        history = fit(model, 200, progress=False)
+        assert history.loss[-1] < history.loss[0] - 0.5
+        assert history.converged
+        found.append(model.likelihood.noise.item())
+    assert sum(found) / len(found) == pytest.approx(0.01, rel=0.2)
 
 
 def test_leaves_eval_mode_data_and_random_state():

@@ -6,11 +6,11 @@ import threading
 import linear_operator
 import pytest
 import torch
-from gpytorch_gaps.operators._solve import krylov_solve
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
+from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.utils.precision import full_float32, is_full
 from tests import _dense as dense
@@ -122,7 +122,7 @@ def test_closures_of_solves_see_full_precision(users):
         seen.append(torch.get_float32_matmul_precision())
         return matrix.to(x.dtype) @ x
 
-    krylov_solve(matmul, dense.randn(30, 2), None, 0, torch.Size(), inner=torch.float32)
+    solve_matrix(matmul, dense.randn(30, 2), None, 0, torch.Size())
     assert set(seen) == {"highest"}
     assert torch.get_float32_matmul_precision() == users
 
@@ -133,7 +133,7 @@ def test_closures_of_solves_see_full_precision(users):
         raise Fails
 
     with pytest.raises(Fails):
-        krylov_solve(fails, dense.randn(30, 2), None, 0, torch.Size())
+        solve_matrix(fails, dense.randn(30, 2), None, 0, torch.Size())
     assert torch.get_float32_matmul_precision() == users
 
 
