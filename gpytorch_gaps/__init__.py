@@ -72,9 +72,9 @@ __all__ = [
     "score",
     "settings",
     "sizing",
-]
+]  # not `plot`, which needs matplotlib: `import *` and `help` must work without
 
-# Public name -> the module that defines it, or that it is. `plot` is not in `__all__` because it needs matplotlib.
+# Public name -> the module that defines it, or that it is.
 _HOMES = {
     "ApproximateVarianceWarning": "reports",
     "CalibrationWarning": "reports",
@@ -116,7 +116,7 @@ register_with_xarray()
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "__version__"})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 if not TYPE_CHECKING:

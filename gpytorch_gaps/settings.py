@@ -249,6 +249,7 @@ def current() -> SolveConfig:
         penalty=gap_penalty.value(),
         mixed_precision=mixed_precision.value(),
         train_tolerance=min(train_tolerance.value(), upstream),
+        loosest_tolerance=upstream,
         logdet_method=logdet_method.value(),
         num_probes=linear_operator.settings.num_trace_samples.value(),
         repeat_probes=linear_operator.settings.deterministic_probes.on(),

@@ -39,7 +39,7 @@ def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
     """
     shapes = [(f.shape[-2], f.shape[-1]) for f in factors]
     size, num_rhs = x.shape[-2:]
-    if size != prod(m for _, m in shapes):
+    if size != prod([m for _, m in shapes]):
         raise ValueError(f"factors of shapes {shapes} do not apply to {size} rows")
 
     is_image = num_rhs == 1 and len(factors) == 2 and x.dim() == 2 and all(f.dim() == 2 for f in factors)

@@ -7,6 +7,7 @@ Below that edge nothing reads a setting. What a part of a computation wants othe
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ class SolveConfig:
     mixed_precision: bool = False
     train_tolerance: float = 1e-6
     """`tolerance` inside the marginal log likelihood."""
+    loosest_tolerance: float = math.inf
+    """No solve is looser than this, whatever a warm start asks for: ``linear_operator.settings.cg_tolerance``."""
     logdet_method: str = "auto"
     num_probes: int = 10
     repeat_probes: bool = False

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,24 @@ def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 def atomic_save(path: Path, content: dict[str, Any]) -> None:
     """Save tensors and plain Python data, which ``torch.load(..., weights_only=True)`` can read."""
     atomic_write(path, lambda stream: torch.save(content, stream))
+
+
+def atomic_write_store(path: Path, write: Callable[[Path], Any]) -> None:
+    """`atomic_write` for a directory: written beside `path`, which it replaces once it is complete."""
+    path = path.resolve()
+    partial, former = path.with_name(path.name + ".tmp"), path.with_name(f".{path.name}.former")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        write(partial)
+        if path.exists():  # a directory that is not empty cannot be replaced in one step
+            shutil.rmtree(former, ignore_errors=True)
+            path.rename(former)
+        partial.rename(path)
+    finally:
+        if former.exists() and not path.exists():
+            former.rename(path)
+        for leftover in (partial, former):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def refuse_directory(name: str, path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -18,6 +17,7 @@ with warnings.catch_warnings():
     import gpytorch_gaps as gaps
 from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
+from tests._ranks import JOIN_SECONDS, limit_answers
 from tests.distributed import _work as work
 
 SHAPE = (16, 12)
@@ -36,13 +36,15 @@ def leave(how, folder):
     left.touch()
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    signal.pause()
 
 
 def main(folder, what, how):
     torch.set_num_threads(1)
     weight_checkpoint._SECONDS_BETWEEN_SAVES = 0.0
-    with gaps.distributed.process_group(timeout=4.0 if how == "hangs" else 20.0) as group:
+    with gaps.distributed.process_group(timeout=JOIN_SECONDS) as group:
+        if how == "hangs":
+            limit_answers(group, 4.0)
         ranks = Communicator(group)
         if what == "fit":
             if ranks.rank == ranks.size - 1:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 from unittest import mock
 
 import gpytorch
@@ -15,6 +16,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
 from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.reconstruction import sharding
+from tests._ranks import JOIN_SECONDS
 
 
 def field(shape, gaps_as="random", dtype="float64", seed=0):
@@ -198,7 +200,7 @@ def fail(how):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hangs":
-        time.sleep(60)
+        signal.pause()
     raise OSError("the disk is gone")
 
 
@@ -411,7 +413,7 @@ def groups_in_turn(group):
     dist.destroy_process_group()  # that of the harness
     sums = []
     for _ in range(3):
-        with distributed.process_group(timeout=10.0) as own:
+        with distributed.process_group(timeout=JOIN_SECONDS) as own:
             sums.append(float(own.sum(torch.tensor(rank + 1.0), "sums")))
         time.sleep(0.3 * rank)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # for the harness to end
@@ -429,3 +431,11 @@ def after_the_end(group):
         return str(error)
     finally:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def benchmark(group, job):
+    """A job of ``benchmarks.distributed``, which makes its own group where torchrun starts it."""
+    from benchmarks import distributed as benchmarked
+
+    with mock.patch.object(distributed, "process_group", return_value=nullcontext(group)):
+        benchmarked.main(["--job", job])

@@ -868,7 +868,7 @@ def killed(tmp_path_factory):
         )
         for when, folder in folders.items()
     ]
-    assert [process.wait(timeout=100) for process in runs] == [-signal.SIGKILL] * 3
+    assert [process.wait(timeout=600) for process in runs] == [-signal.SIGKILL] * 3
     return folders
 
 

@@ -12,6 +12,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps.reconstruction import slabs
 from gpytorch_gaps.reconstruction.slabs import Slabs
 from tests import _dense as dense
+from tests._covering import covering
 
 SHAPE = (7, 4, 5)
 NAN = float("nan")
@@ -234,9 +235,11 @@ def test_an_object_without_a_dtype():
 # -- iterables -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [list, tuple, iter, lambda parts: (part for part in parts)])
-@pytest.mark.parametrize("cuts", [(), (1,), (1, 3, 6), (3, 3, 5), (1, 2, 3, 4, 5, 6)])
-@pytest.mark.parametrize("kind", ["array", "tensor", "big-endian", "Fortran order", "read-only", "masked array"])
+@covering(
+    kind=["array", "tensor", "big-endian", "Fortran order", "read-only", "masked array"],
+    cuts=[(), (1,), (1, 3, 6), (3, 3, 5), (1, 2, 3, 4, 5, 6)],
+    form=[list, tuple, iter, lambda parts: (part for part in parts)],
+)
 def test_uneven_slabs(kind, cuts, form):
     """Of any thickness, none included."""
     parts = [KINDS[kind](part.copy()) for part in np.split(field(), cuts)]

@@ -13,6 +13,7 @@ from gpytorch_gaps.reconstruction.weight_solver import WeightSolver
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 from gpytorch_gaps.solvers.krylov import ConjugateGradients
 from tests import _dense as dense
+from tests._covering import covering
 
 LOTS = 2.0**31
 
@@ -133,9 +134,11 @@ FACTORS = {
 }
 
 
-@pytest.mark.parametrize("noise", [1e-6, 1e-2, 1e2])
-@pytest.mark.parametrize("pattern", ["none", "one gap", "one observation", "random", "block", "slice"])
-@pytest.mark.parametrize("factors", FACTORS)
+@covering(
+    factors=FACTORS,
+    pattern=["none", "one gap", "one observation", "random", "block", "slice"],
+    noise=[1e-6, 1e-2, 1e2],
+)
 def test_the_posterior_mean(factors, pattern, noise):
     case = problem(FACTORS[factors], pattern, noise)
     tolerance = 1e-6 if noise >= 1e-2 else 1e-3

@@ -20,6 +20,7 @@ from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
 from tests import _dense as dense
+from tests._covering import covering, in_turn
 from tests.workflow import _pairs
 
 SHAPE = (20, 18)
@@ -79,10 +80,9 @@ SOLVES = [
 ]
 
 
-@pytest.mark.parametrize("columns", [1, 3])
-@pytest.mark.parametrize("tolerance", [1e-6, 1e-8])
-@pytest.mark.parametrize(("make", "method", "rank"), SOLVES)
-def test_the_residual_is_that_asked_for(make, method, rank, tolerance, columns, precisions):
+@in_turn(solve=SOLVES, tolerance=[1e-6, 1e-8], columns=[1, 1, 3, 3])
+def test_the_residual_is_that_asked_for(solve, tolerance, columns, precisions):
+    make, method, rank = solve
     torch.manual_seed(0)
     operator, matrix = make()
     rhs = dense.randn(len(INDEX), columns)
@@ -317,11 +317,14 @@ def both_ways(monkeypatch, *arguments, **named):
     return found
 
 
-@pytest.mark.parametrize("inner", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("probes", "guessed"), [(0, False), (0, True), (3, False)])
-@pytest.mark.parametrize("rank", [0, 25])
-@pytest.mark.parametrize("shape", [(9, 8), (25, 24)])  # of fewer rows than in-place steps take, and of more
-def test_column_by_column_is_all_at_once(shape, rank, probes, guessed, inner, monkeypatch):
+@covering(
+    start=[(0, False), (0, True), (3, False)],
+    rank=[0, 25],
+    shape=[(9, 8), (25, 24)],  # fewer rows than in-place steps take, and more
+    inner=[torch.float64, torch.float32],
+)
+def test_column_by_column_is_all_at_once(shape, rank, start, inner, monkeypatch):
+    probes, guessed = start
     index = dense.observed("random", shape)
     own = [dense.se(shape[0], 0.2), dense.matern32(shape[1])]
     system, matrix = GapSystem(own, index, constant(0.1)), dense.system(own, index, constant(0.1))
