@@ -23,10 +23,10 @@ from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling, Outcome
-from gpytorch_gaps.formats.values import is_gap
 from gpytorch_gaps.reconstruction.inputs import truncation_level
 from gpytorch_gaps.reconstruction.reconstruct import reconstruct
 from gpytorch_gaps.reconstruction.result import Reconstruction
+from gpytorch_gaps.utils.dtypes import is_gap
 
 MAX_CHECKED_CELLS = 30_000_000
 """Cells of the reconstruction of the held-out check: a part of a larger grid."""
