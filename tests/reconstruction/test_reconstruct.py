@@ -1165,8 +1165,9 @@ def test_threads_do_not_change_the_mean(monkeypatch, pattern):
     axes = lines(40, 36)
     kernels, values = [se(0.15), matern(0.3)], field(axes, pattern)
     expected = whole(run(values, axes, kernels, tolerance=1e-7))
-    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._WORTH_THREADS", 0)
-    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._ROWS", 8)
+    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._MIN_CELLS_FOR_THREADS", 0)
+    monkeypatch.setattr("gpytorch_gaps.utils.threads._MIN_FLOPS_FOR_THREADS", 0)
+    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._TILE_ROWS", 8)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
