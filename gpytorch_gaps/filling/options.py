@@ -1,4 +1,4 @@
-"""What ``fill_gaps`` was asked for, checked before anything is computed."""
+"""The options of ``fill_gaps``, checked before anything is computed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from gpytorch_gaps.utils.checks import check_integer, check_number
 
 @dataclass(frozen=True)
 class Options:
+    """The options of ``fill_gaps``, which describes them."""
+
     kernels: Any = "auto"
     periods: Any = None
     trend: bool = True
@@ -34,11 +36,11 @@ class Options:
         check_number("memory", self.memory, above=0)
 
     def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
-        """The user's kernel of each axis, None where it is for us to choose."""
+        """The user's kernel of each axis, None where one is to be chosen."""
         return [_kernel(axis, one) for axis, one in zip(axes, _by_axis("kernels", self.kernels, axes), strict=True)]
 
     def periods_of(self, axes: Sequence[Axis]) -> list[list[float] | None]:
-        """The user's periods of each axis, in its units, None where they are to be found."""
+        """The user's periods of each axis, in its units, None where they are to be detected."""
         found: list[list[float] | None] = []
         for axis, given in zip(axes, _by_axis("periods", self.periods, axes), strict=True):
             if given is None:
@@ -52,7 +54,7 @@ class Options:
 
 
 def _by_axis(argument: str, given: Any, axes: Sequence[Axis]) -> list[Any]:
-    """One entry an axis, from a list or from a mapping by name or number."""
+    """One entry per axis, from a list or from a mapping by name or number."""
     names = [axis.name for axis in axes]
     if given is None or (isinstance(given, str) and given == "auto"):
         return [None] * len(axes)

@@ -10,7 +10,7 @@ import matplotlib.dates as mdates
 import numpy as np
 import torch
 
-from gpytorch_gaps.filling.kinds import is_a
+from gpytorch_gaps.filling.index_grid import is_a
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 _SHORT_UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "°N", "degree_east": "°E", "1": ""}
