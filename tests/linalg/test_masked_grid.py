@@ -96,7 +96,7 @@ def test_sweeps_equal_dense_algebra(sizes, tile, dtype):
 
 
 @covering(kind=MASKS, sizes=["1 axis", "long first", "3 axes, long last", "4 axes"], as_bytes=[False, True])
-def test_masks(sizes, as_bytes, kind):
+def test_any_mask_is_taken_and_left_alone(sizes, as_bytes, kind):
     shape, ranks = SIZES[sizes]
     bases, weights = problem(shape, ranks)
     mask = observed(kind, shape)
@@ -243,7 +243,7 @@ def test_masks_of_other_types_are_refused(dtype):
     sizes=["1 axis", "long first", "3 axes, long last", "4 axes"],
     numbers=[1, 20, 2**24],
 )
-def test_structured_gram(monkeypatch, sizes, kind, numbers):
+def test_a_gram_matrix_needs_projections_of_the_mask_only(monkeypatch, sizes, kind, numbers):
     """``structured_gram`` needs of a mask nothing but its projections on products of pairs."""
     monkeypatch.setattr(gram, "_CHUNK_NUMBERS", numbers)
     shape, ranks = SIZES[sizes]

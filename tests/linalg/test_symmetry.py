@@ -11,7 +11,7 @@ from tests import _dense as dense
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 24, 25])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_in_blocks(monkeypatch, size, transposed):
+def test_blocks_give_the_symmetric_part_of_the_whole(monkeypatch, size, transposed):
     monkeypatch.setattr(symmetry, "_BLOCK_ROWS", 8)
     matrix = dense.randn(size, size)
     matrix = matrix.mT if transposed else matrix
