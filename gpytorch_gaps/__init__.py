@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.posterior.sampling import sample_posterior
     from gpytorch_gaps.posterior.scoring import Score, leave_out, score
     from gpytorch_gaps.reconstruction import sizing
-    from gpytorch_gaps.reconstruction.reconstruct import Reconstruction, ReconstructionReport, reconstruct
+    from gpytorch_gaps.reconstruction.reconstruct import reconstruct
+    from gpytorch_gaps.reconstruction.report import ReconstructionReport
+    from gpytorch_gaps.reconstruction.result import Reconstruction
     from gpytorch_gaps.reports import (
         ApproximateVarianceWarning,
         CalibrationWarning,
@@ -85,8 +87,8 @@ _HOMES = {
     "History": "training.history",
     "LogdetReport": "reports",
     "NotConvergedWarning": "reports",
-    "Reconstruction": "reconstruction.reconstruct",
-    "ReconstructionReport": "reconstruction.reconstruct",
+    "Reconstruction": "reconstruction.result",
+    "ReconstructionReport": "reconstruction.report",
     "Score": "posterior.scoring",
     "SolveReport": "reports",
     "VarianceReport": "reports",

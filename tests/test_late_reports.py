@@ -292,7 +292,7 @@ def test_every_setting_is_restored():
 @pytest.fixture
 def impatient(monkeypatch):
     """Bars at once."""
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
 
 
 def alone():

@@ -94,7 +94,7 @@ def test_the_accessor_does_without_xarray():
 def test_sums_and_products_of_kernels_are_patched_once():
     from gpytorch.kernels import AdditiveKernel, ProductKernel
 
-    from gpytorch_gaps.kernels.terms import patch_composite_kernels
+    from gpytorch_gaps.kernels.composite import patch_composite_kernels
 
     for kind in (AdditiveKernel, ProductKernel):
         upstream = kind.forward.upstream

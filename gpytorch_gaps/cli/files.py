@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gpytorch_gaps.filling import fill
-from gpytorch_gaps.filling.kinds import Kind, read_kind
+from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.formats import OpenedFile, check_output
-from gpytorch_gaps.utils.files import require_place, write_whole
+from gpytorch_gaps.utils.files import atomic_write, require_place
 
 PICTURES = (".png", ".pdf", ".svg")
 
 
-def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, Kind]]:
+def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, ArrayAdapter]]:
     """The values for ``fill_gaps``, and an adapter for each variable by name; the name is empty if the file has none.
 
     Values that are read in chunks, but are small, are loaded into memory.
@@ -23,20 +23,15 @@ def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, Kind]]:
     values = opened.data
     if hasattr(values, "data_vars"):
         values = values.assign({name: _loaded_if_small(one) for name, one in values.data_vars.items()})
-        return values, {str(name): read_kind(one) for name, one in values.data_vars.items()}
+        return values, {str(name): adapt(one) for name, one in values.data_vars.items()}
     values = _loaded_if_small(values)
     name = str(getattr(values, "name", None) or "") if hasattr(values, "dims") else ""
-    return values, {name: read_kind(values, opened.axes)}
+    return values, {name: adapt(values, opened.axes)}
 
 
 def _loaded_if_small(values: Any) -> Any:
-    small = math.prod(values.shape) <= fill.LARGEST
+    small = math.prod(values.shape) <= fill.MAX_CELLS_IN_MEMORY
     return values.compute() if small and getattr(values, "chunks", None) is not None else values
-
-
-def is_streamed(kind: Kind) -> bool:
-    """Whether ``fill_gaps`` fills it piece by piece."""
-    return kind.chunked or math.prod(kind.shape) > fill.LARGEST
 
 
 @dataclass(frozen=True)
@@ -99,5 +94,5 @@ def save_picture(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
     kind = path.suffix.lower().removeprefix(".")
-    write_whole(path, lambda stream: figure.savefig(stream, format=kind, dpi=120))
+    atomic_write(path, lambda stream: figure.savefig(stream, format=kind, dpi=120))
     pyplot.close(figure)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.cli.files import Outputs, check_outputs, is_streamed, read_arrays, save_picture
-from gpytorch_gaps.filling.kinds import Kind
+from gpytorch_gaps.cli.files import Outputs, check_outputs, read_arrays, save_picture
+from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.formats import OpenedFile, open_file
 
@@ -61,7 +62,7 @@ def _periods(options: argparse.Namespace) -> dict[str | int, list[float]] | None
     return found or None
 
 
-def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
+def _wants_std(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bool:
     """Standard deviations take most of the time: they are computed only if they are written or drawn."""
     streamed = [(name, kind) for name, kind in kinds.items() if is_streamed(kind)]
     if options.std is not None and streamed:
@@ -74,7 +75,7 @@ def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
     return options.std is not None or (options.plot is not None and not options.no_std)
 
 
-def _write(result: gaps.Filled, opened: OpenedFile, outputs: Outputs, kinds: dict[str, Kind]) -> None:
+def _write(result: gaps.Filled, opened: OpenedFile, outputs: Outputs, kinds: dict[str, ArrayAdapter]) -> None:
     """Writes the results. Pictures are drawn first, because the filled file may replace the input; if that fails, the
     filled file is written nevertheless."""
     figures: dict[str, Any] = {}

@@ -9,11 +9,12 @@ import numpy as np
 from scipy import ndimage
 
 from gpytorch_gaps import __version__
-from gpytorch_gaps.cli.files import is_streamed, read_arrays
+from gpytorch_gaps.cli.files import read_arrays
 from gpytorch_gaps.cli.fill import json_text
+from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.cycles import cycles_of
-from gpytorch_gaps.filling.kinds import Kind
+from gpytorch_gaps.filling.estimates import find_cycles
+from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.formats import open_file
 from gpytorch_gaps.formats.arrays import slabs
 from gpytorch_gaps.utils.dtypes import is_gap
@@ -111,7 +112,7 @@ class Inspection:
         return "in memory, as one exact model"
 
 
-def inspect(kind: Kind) -> Inspection:
+def inspect(kind: ArrayAdapter) -> Inspection:
     """Looks at an array: gaps are counted slab by slab; their shape is taken from a block if the array is large."""
     num_gaps = num_infinite = 0
     for rows in slabs(kind.shape, np.dtype(kind.array.dtype).itemsize):
@@ -123,7 +124,7 @@ def inspect(kind: Kind) -> Inspection:
     gaps, whole = is_gap(values), values.shape == kind.shape
     cycles: list[list[float]] = [[] for _ in kind.axes]
     if 0 < num_gaps < math.prod(kind.shape) and not num_infinite and not is_streamed(kind):
-        cycles = cycles_of(np.ma.filled(values.astype(np.float64), np.nan), list(kind.axes))
+        cycles = find_cycles(np.ma.filled(values.astype(np.float64), np.nan), list(kind.axes))
     return Inspection(
         shape=kind.shape,
         dtype=str(kind.array.dtype),

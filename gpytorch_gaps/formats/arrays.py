@@ -8,7 +8,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.opened import OpenedFile, reading, require_numbers, single_array
 from gpytorch_gaps.utils.dtypes import equal_to, is_gap, write_where
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 SLAB_BYTES = 2**26
 
@@ -102,11 +102,11 @@ class NpyFile(ArrayFile):
                 result[rows] = with_filled(self.held[rows], self.data[rows], filled[rows], self.reserved)
             result.flush()
 
-        return write_whole(path, write)
+        return atomic_write(path, write)
 
     @classmethod
     def _save(cls, array: np.ndarray, path: Path, **options: Any) -> None:
-        write_whole(path, lambda stream: np.lib.format.write_array(stream, array, allow_pickle=False))
+        atomic_write(path, lambda stream: np.lib.format.write_array(stream, array, allow_pickle=False))
 
 
 def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, bool]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.opened import OpenedFile, require
 from gpytorch_gaps.formats.xarray_files import XarrayFile
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import xarray
@@ -40,7 +40,7 @@ class NetcdfFile(XarrayFile):
             with _netcdf_variables(stream.name, engine) as variables:
                 self._overwrite(variables, filled)
 
-        return write_whole(path, write)
+        return atomic_write(path, write)
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:
@@ -101,4 +101,4 @@ def _write_netcdf(dataset: "xarray.Dataset", path: Path, engine: Any) -> None:
     options: dict[str, Any] = {"engine": engine, "format": "NETCDF4"}
     if engine == "scipy":  # without records: see `_netcdf_variables`
         options |= {"format": "NETCDF3_64BIT", "unlimited_dims": ()}
-    write_whole(path, lambda stream: dataset.to_netcdf(stream.name, **options))
+    atomic_write(path, lambda stream: dataset.to_netcdf(stream.name, **options))

@@ -11,7 +11,7 @@ import numpy as np
 from gpytorch_gaps.formats.arrays import ArrayFile, native, read_header, with_gaps
 from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers, table_names
 from gpytorch_gaps.utils.dtypes import is_gap
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 
 class NpzFile(ArrayFile):
@@ -50,7 +50,7 @@ class NpzFile(ArrayFile):
                             with source.open(member) as before:
                                 shutil.copyfileobj(before, out)
 
-        write_whole(path, write)
+        atomic_write(path, write)
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:
@@ -62,7 +62,7 @@ class NpzFile(ArrayFile):
                     with target.open(f"{name}.npy", "w", force_zip64=True) as out:
                         np.lib.format.write_array(out, array, allow_pickle=False)
 
-        write_whole(path, write)
+        atomic_write(path, write)
 
 
 class _Archive:

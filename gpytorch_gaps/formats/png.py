@@ -15,7 +15,7 @@ import numpy as np
 from gpytorch_gaps.formats.arrays import ArrayFile, with_filled
 from gpytorch_gaps.formats.opened import OpenedFile, reading, single_array
 from gpytorch_gaps.utils.dtypes import equal_to, is_gap, next_to
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "P": "RGB", "PA": "RGBA"}
@@ -88,7 +88,7 @@ class PngFile(ArrayFile):
         pixels = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
         stream = io.BytesIO()
         Image.fromarray(np.ascontiguousarray(pixels)).save(stream, "PNG", **options)
-        write_whole(path, lambda out: out.write(stream.getvalue()))
+        atomic_write(path, lambda out: out.write(stream.getvalue()))
 
     @classmethod
     def _refuse(cls, opened: OpenedFile, path: Path, lossless: bool) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, single_array
 from gpytorch_gaps.utils.dtypes import to_dtype
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import pandas
@@ -99,7 +99,7 @@ class CsvFile(OpenedFile):
         numbers = zip(*np.nonzero(changed), after[changed].tolist(), strict=True)
         cells = {(i + 1, self.columns[j]): repr(number) for i, j, number in numbers}
         content = _replaced(self.text, self.delimiter, cells).encode(self.encoding)
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:
@@ -116,7 +116,7 @@ class CsvFile(OpenedFile):
         if table.ndim == 1:
             table = table.to_frame(opened.name if table.name is None else table.name)
         content = table.to_csv(index_label=table.index.name or "index", lineterminator="\n").encode()
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
 
 def _replaced(text: str, delimiter: str, cells: dict[tuple[int, int], str]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.arrays import ArrayFile, native
 from gpytorch_gaps.formats.opened import OpenedFile, reading, require_numbers
-from gpytorch_gaps.utils.files import write_whole
+from gpytorch_gaps.utils.files import atomic_write
 
 METADATA_TAG, NODATA_TAG = 42112, 42113  # of GDAL: an XML text, and the number that marks a gap
 # GeoTIFF: scale, tie points, transformation, keys, doubles, texts; GDAL: metadata, gap value; RPC camera.
@@ -63,13 +63,13 @@ class TiffFile(ArrayFile):
         if lossless:  # the number that marks a gap may be an ordinary number of the result
             options["extratags"] = [tag for tag in options["extratags"] if tag[0] != NODATA_TAG]
         content = _encoded(array, self.container, options)
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
     @classmethod
     def _save(cls, array: np.ndarray, path: Path, **options: Any) -> None:
         color = array.ndim == 3 and array.shape[-1] == 3 and array.dtype == np.uint8
         content = _encoded(array, {}, {"photometric": "rgb" if color else "minisblack", "compression": DEFLATE})
-        write_whole(path, lambda stream: stream.write(content))
+        atomic_write(path, lambda stream: stream.write(content))
 
     def _of_deviations(self) -> OpenedFile:
         """Stored values mean ``scale x stored + offset``, their standard deviations ``|scale| x stored``."""

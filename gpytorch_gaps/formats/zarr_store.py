@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpytorch_gaps.formats.opened import OpenedFile
 from gpytorch_gaps.formats.xarray_files import XarrayFile
-from gpytorch_gaps.utils.files import require_writable, write_store_whole
+from gpytorch_gaps.utils.files import atomic_write_store, require_writable
 
 if TYPE_CHECKING:
     import xarray
@@ -53,7 +53,7 @@ class ZarrStore(XarrayFile):
             version = zarr.open_group(self.path, mode="r").metadata.zarr_format  # codecs belong to one version
             _write_zarr(unpacked, path, version)
         else:
-            write_store_whole(path, write)
+            atomic_write_store(path, write)
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:
@@ -64,4 +64,4 @@ def _write_zarr(dataset: "xarray.Dataset", path: Path, version: Any = None) -> N
     def write(partial: Path) -> None:
         dataset.to_zarr(partial, mode="w", consolidated=False, zarr_format=version)
 
-    write_store_whole(path, write)
+    atomic_write_store(path, write)

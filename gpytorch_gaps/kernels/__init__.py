@@ -1,11 +1,11 @@
 """GPyTorch kernels on a grid.
 
 Importing this package patches GPyTorch's sums and products of kernels: see
-:func:`gpytorch_gaps.kernels.terms.patch_composite_kernels`.
+:func:`gpytorch_gaps.kernels.composite.patch_composite_kernels`.
 """
 
+from gpytorch_gaps.kernels.composite import patch_composite_kernels
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
-from gpytorch_gaps.kernels.terms import patch_composite_kernels
 
 __all__ = ["GappyGridKernel"]
 

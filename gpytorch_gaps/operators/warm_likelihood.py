@@ -37,7 +37,7 @@ def warm_terms(
         path = memory.advance(system.train_index, solutions, probe_images, share)
         reason = f"followed over steps, {chosen.side} side"
         if path is None:
-            tolerance = memory.tolerance_for(tolerances[1])
+            tolerance = min(memory.tolerance_for(tolerances[1]), config.loosest_tolerance)
             fresh = config.replace(num_probes=memory.num_probes, train_tolerance=tolerance)
             value, report = log_determinant(operator, chosen, fresh)
             error = torch.zeros_like(value) if report.standard_error is None else report.standard_error
@@ -87,7 +87,7 @@ def _solutions(
     found, left = [], []
     with memory.reuse_preconditioner(system, (config.method, config.rank)):
         for (columns, starting_points), settled, start in zip(groups, tolerances, starts, strict=True):
-            own = config.replace(tolerance=memory.tolerance_for(settled, start))
+            own = config.replace(tolerance=min(memory.tolerance_for(settled, start), config.loosest_tolerance))
             # one at a time: each stops where it is done, and a large grid's products are faster
             for column, guess in zip(columns, starting_points, strict=True):
                 solved = solve_system(system, column, own, guess=guess)

@@ -7,12 +7,13 @@ Below that edge nothing reads a setting. What a part of a computation wants othe
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpytorch_gaps.distributed.communicator import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.reports import SolveRecord
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class SolveConfig:
     mixed_precision: bool = False
     train_tolerance: float = 1e-6
     """`tolerance` inside the marginal log likelihood."""
+    loosest_tolerance: float = math.inf
+    """No solve is looser than this, whatever a warm start asks for: ``linear_operator.settings.cg_tolerance``."""
     logdet_method: str = "auto"
     num_probes: int = 10
     repeat_probes: bool = False
@@ -51,7 +54,7 @@ class SolveConfig:
     """Bytes that a prediction may hold at once beyond its inputs and its result."""
     expected_columns: int = 0
     """Right-hand sides that will follow in chunks: preconditioners are chosen for all of them together."""
-    communicator: Ranks = field(default=ALONE, compare=False)
+    communicator: Communicator = field(default=SINGLE, compare=False)
     """Processes that share the columns of a likelihood."""
     warm_start: "WarmStart | None" = field(default=None, compare=False)
     """What likelihoods keep from one training step to the next."""

@@ -21,7 +21,7 @@ def test_the_scene_is_filled_better_than_by_interpolation(tmp_path, capsys, monk
     monkeypatch.setattr(demo, "SHAPE", (24, 36))
     monkeypatch.setattr(demo, "fill_gaps", partial(demo.fill_gaps, steps=10))
     monkeypatch.setattr(demo, "LOST_LINES", (11,))
-    monkeypatch.setattr(learn, "SHORT", 3)
+    monkeypatch.setattr(learn, "FIRST_STEPS", 3)
     picture = tmp_path / "pictures" / "demo.png"
     assert main(["demo", "--output", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -62,7 +62,7 @@ def test_a_large_array_is_seen_in_part(tmp_path, run, monkeypatch):
     values = np.random.default_rng(0).random((700, 600)).astype(np.float32)
     values[values < 0.2] = np.nan
     np.save(tmp_path / "in.npy", values)
-    monkeypatch.setattr(filling, "LARGEST", 1000)
+    monkeypatch.setattr(filling, "MAX_CELLS_IN_MEMORY", 1000)
     monkeypatch.setattr(inspect, "MOST_CELLS", 1000)
     _, out, _ = run("inspect", tmp_path / "in.npy")
     assert "in a part of 22 x 38" in out

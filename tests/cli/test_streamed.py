@@ -32,7 +32,7 @@ def smooth_field(path, shape, gappy=0.3):
 @pytest.fixture
 def small(monkeypatch):
     """Anything beyond a thousand cells is large."""
-    monkeypatch.setattr(filling, "LARGEST", 1000)
+    monkeypatch.setattr(filling, "MAX_CELLS_IN_MEMORY", 1000)
 
 
 def check_filled(source, target):

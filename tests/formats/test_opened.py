@@ -14,7 +14,7 @@ from PIL import Image
 import gpytorch_gaps
 from gpytorch_gaps.formats import check_output, open_file
 from gpytorch_gaps.formats.opened import FORMATS
-from gpytorch_gaps.utils.files import write_store_whole
+from gpytorch_gaps.utils.files import atomic_write_store
 
 NAN = float("nan")
 NETCDF = pytest.param(".nc", marks=pytest.mark.skipif(find_spec("h5py") is None, reason="netCDF 4 needs h5py"))
@@ -285,9 +285,9 @@ def fill_store(text):
 
 def test_a_store_takes_the_place_of_the_former(tmp_path):
     path = tmp_path / "out.zarr"
-    write_store_whole(path, fill_store("first"))
+    atomic_write_store(path, fill_store("first"))
     (path / "leftover").write_text("of the first")
-    write_store_whole(path, fill_store("second"))
+    atomic_write_store(path, fill_store("second"))
     assert names(path) == ["zarr.json"]
     assert (path / "zarr.json").read_text() == "second"
     assert names(tmp_path) == ["out.zarr"]
@@ -296,10 +296,10 @@ def test_a_store_takes_the_place_of_the_former(tmp_path):
 def test_neighbours_of_a_store_are_let_alone(tmp_path):
     (tmp_path / "out.zarr.old").mkdir()
     (tmp_path / "out.zarr.old" / "kept").write_text("by the user")
-    write_store_whole(tmp_path / "out.zarr", fill_store("first"))
-    write_store_whole(tmp_path / "out.zarr", fill_store("second"))
+    atomic_write_store(tmp_path / "out.zarr", fill_store("first"))
+    atomic_write_store(tmp_path / "out.zarr", fill_store("second"))
     with pytest.raises(KeyboardInterrupt):
-        write_store_whole(tmp_path / "other.zarr", interrupted)
+        atomic_write_store(tmp_path / "other.zarr", interrupted)
     assert (tmp_path / "out.zarr.old" / "kept").read_text() == "by the user"
     assert names(tmp_path) == ["out.zarr", "out.zarr.old"]
 
@@ -311,9 +311,9 @@ def interrupted(partial):
 
 def test_a_store_behind_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    write_store_whole(tmp_path / "elsewhere" / "store", fill_store("first"))
+    atomic_write_store(tmp_path / "elsewhere" / "store", fill_store("first"))
     (tmp_path / "out.zarr").symlink_to(tmp_path / "elsewhere" / "store")
-    write_store_whole(tmp_path / "out.zarr", fill_store("second"))
+    atomic_write_store(tmp_path / "out.zarr", fill_store("second"))
     assert (tmp_path / "out.zarr").is_symlink()
     assert (tmp_path / "elsewhere" / "store" / "zarr.json").read_text() == "second"
     assert (names(tmp_path), names(tmp_path / "elsewhere")) == (["elsewhere", "out.zarr"], ["store"])
@@ -323,19 +323,19 @@ def test_a_store_behind_a_link(tmp_path):
 def test_a_store_that_fails_leaves_what_was_there(tmp_path, before):
     path = tmp_path / "out.zarr"
     if before:
-        write_store_whole(path, fill_store("old"))
+        atomic_write_store(path, fill_store("old"))
     with pytest.raises(KeyboardInterrupt):
-        write_store_whole(path, interrupted)
+        atomic_write_store(path, interrupted)
     assert names(tmp_path) == (["out.zarr"] if before else [])
     assert not before or (path / "zarr.json").read_text() == "old"
 
 
 def test_a_swap_that_was_killed_halfway_is_undone(tmp_path):
     path = tmp_path / "out.zarr"
-    write_store_whole(path, fill_store("old"))
+    atomic_write_store(path, fill_store("old"))
     path.rename(tmp_path / ".out.zarr.former")  # here it was killed
     fill_store("new")(tmp_path / "out.zarr.tmp")
     with pytest.raises(KeyboardInterrupt):
-        write_store_whole(path, interrupted)
+        atomic_write_store(path, interrupted)
     assert (path / "zarr.json").read_text() == "old"
     assert names(tmp_path) == ["out.zarr"]

@@ -217,10 +217,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error):
             stream.write(b"half")
             raise error
 
-        write_whole(path, and_fail)
+        atomic_write(path, and_fail)
 
-    write_whole = png.write_whole
-    monkeypatch.setattr(png, "write_whole", half)
+    atomic_write = png.atomic_write
+    monkeypatch.setattr(png, "atomic_write", half)
     with pytest.raises(type(error)):
         opened.write(np.ones(SHAPE), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes() == b"old"

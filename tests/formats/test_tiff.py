@@ -272,10 +272,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error):
             stream.write(b"half")
             raise error
 
-        write_whole(path, and_fail)
+        atomic_write(path, and_fail)
 
-    write_whole = tiff.write_whole
-    monkeypatch.setattr(tiff, "write_whole", half)
+    atomic_write = tiff.atomic_write
+    monkeypatch.setattr(tiff, "atomic_write", half)
     with pytest.raises(type(error)):
         opened.write(np.ones((20, 33)), tmp_path / "out.tif")
     assert (tmp_path / "out.tif").read_bytes() == b"old"

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from gpytorch_gaps.filling.kinds import read_kind
+from gpytorch_gaps.filling.adapters import adapt
 from gpytorch_gaps.formats import arrays, netcdf, open_file, xarray_files
 
 NAN = float("nan")
@@ -485,7 +485,7 @@ def test_a_year_of_360_days_is_known_with_and_without_cftime(tmp_path, monkeypat
         monkeypatch.setitem(sys.modules, "cftime", None)
     with open_file(path) as opened:
         assert opened.data.time.dtype.kind == ("O" if installed else "i")
-        (axis,) = read_kind(opened.data).axes
+        (axis,) = adapt(opened.data).axes
     assert (axis.kind, axis.year) == ("time", 360.0)
     np.testing.assert_array_equal(axis.points[:, 0], data.time)
 
@@ -498,7 +498,7 @@ def test_deviations_of_packed_numbers_are_floating_numbers_that_say_what_they_ar
     path = save(tmp_path, data, kind)
     with open_file(path) as opened:
         opened.write_deviations(
-            read_kind(opened.data.compute()).like(np.array([0.0, 0.5, 0.0])), tmp_path / f"out{path.suffix}"
+            adapt(opened.data.compute()).wrap_like_input(np.array([0.0, 0.5, 0.0])), tmp_path / f"out{path.suffix}"
         )
     after = stored(tmp_path / f"out{path.suffix}")
     assert after.a.values.tolist() == [0.0, 0.5, 0.0]

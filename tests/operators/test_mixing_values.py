@@ -670,14 +670,14 @@ def test_work_is_remembered_and_forgotten():
     rhs, operator = dense.randn(len(problem.index), 1), problem.operator()
     with settings.solve_tolerance(1e-12), torch.no_grad():
         operator.solve(rhs)
-        system = operator._system()
+        system = operator.system()
         operator.solve(rhs)
-        assert operator._system() is system
+        assert operator.system() is system
         for tensor in (problem.krons[0][0], problem.krons[1][2], problem.roots[0], problem.others[0], problem.noise):
             tensor.mul_(2.0)
-            assert operator._system() is not system
+            assert operator.system() is not system
             assert dense.relative(operator.solve(rhs), torch.linalg.solve(problem.matrix(), rhs)) < EXACT
-            system = operator._system()
+            system = operator.system()
 
 
 def test_second_derivatives_are_refused():

@@ -14,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch_gaps import WarmStart, record_solves, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from tests import _dense as dense
+from tests._covering import in_turn
 from tests.workflow import _pairs
 
 TIGHT = 1e-10
@@ -107,7 +108,7 @@ def test_solves_settle_to_the_tolerance_of_the_warm_start(name):
             value, got = ours(pair.ours, memory)
         if all(report.tolerance == 1e-8 for report in record):
             break
-    trail = memory._trails[len(columns)]
+    trail = memory._paths[len(columns)]
     left = columns - matrix.detach() @ memory.guess(trail.cells, columns[:, :1])
     assert float((left.norm(dim=0) / columns.norm(dim=0)).max()) < 1.01e-8
     _, expected = by_hand(pair.dense, probes)
@@ -184,8 +185,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-8])
-@pytest.mark.parametrize("path", PATHS)
+@in_turn(path=PATHS, tolerance=[1e-2, 1e-8])
 def test_the_value_follows_small_steps(path, tolerance):
     """To what the probes state themselves (three standard errors) and 1 % of the change, the start left out."""
     memory, rhs, steps = WarmStart(num_probes=16, tolerance=tolerance), dense.randn(len(INDEX), 1), 20
@@ -198,7 +198,7 @@ def test_the_value_follows_small_steps(path, tolerance):
         assert float(record.logdets[-1].value) == float(value)
         values.append(float(value))
         exact.append(float(torch.linalg.slogdet(dense.system(factors, INDEX, noise)).logabsdet))
-        trail = memory._trails[len(INDEX)]
+        trail = memory._paths[len(INDEX)]
         own.append(float(trail.followed.std()) / 4.0)
         stated = float(record.logdets[-1].standard_error)
         assert stated == pytest.approx((float(trail.start_error) ** 2 + own[-1] ** 2) ** 0.5)
@@ -206,7 +206,7 @@ def test_the_value_follows_small_steps(path, tolerance):
     for value, wanted, error in zip(values, exact, own, strict=True):
         change = wanted - exact[0]
         assert abs(value - values[0] - change) <= 3.0 * error + 0.01 * abs(change)
-    assert abs(values[0] - exact[0]) <= 4.0 * float(memory._trails[len(INDEX)].start_error)
+    assert abs(values[0] - exact[0]) <= 4.0 * float(memory._paths[len(INDEX)].start_error)
     assert own[-1] < 0.5 * abs(exact[-1] - exact[0])  # and what is stated says something
 
 
@@ -220,7 +220,7 @@ def test_a_step_too_long_begins_anew():
         assert report.reason.startswith("begun")
         exact = torch.linalg.slogdet(dense.system(factors, INDEX, noise)).logabsdet
         assert abs(float(value - exact)) <= 4.0 * float(report.standard_error) + 1e-2 * len(INDEX)
-        assert torch.equal(memory._trails[len(INDEX)].followed, torch.zeros(16, dtype=torch.float64))
+        assert torch.equal(memory._paths[len(INDEX)].followed, torch.zeros(16, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("moved", [1, 10])
@@ -303,12 +303,12 @@ def test_exact_log_determinants_are_untouched(name, method):
     for parameter, gradient in got.items():
         assert torch.equal(gradient, warm_got[parameter]), parameter
     assert [report.tolerance for report in record] == [report.tolerance for report in warm_record]
-    assert not memory.state_dict()["trails"]
+    assert not memory.state_dict()["paths"]
 
 
 def test_batches_take_the_usual_path():
     (value, got, record, _), (warm_value, warm_got, warm_record, memory) = both_ways(_pairs.batch_of_three)
-    assert not memory.state_dict()["trails"]
+    assert not memory.state_dict()["paths"]
     assert [report.reason for report in warm_record.logdets] == [report.reason for report in record.logdets]
     assert [report.tolerance for report in warm_record] == [report.tolerance for report in record]
     torch.testing.assert_close(warm_value, value, rtol=1e-9, atol=0)

@@ -73,10 +73,10 @@ def test_a_step_is_the_trapezoidal_rule(columns):
     before = dense.random_psd(rows, floor=0.5)
     after = before + 0.02 * dense.random_psd(rows, seed=1)
     rhs, probes = dense.randn(rows, columns), memory.probes(rows, LIKE)
-    assert memory.follow(cells_of(rhs), torch.zeros(rows, columns + 3), probes) is None  # nothing to follow yet
+    assert memory.advance(cells_of(rhs), torch.zeros(rows, columns + 3), probes) is None  # nothing to follow yet
     memory.keep(a_trail(before, rhs, probes, start=7.0, error=0.25))
     new = a_trail(after, rhs, probes)
-    trail = memory.follow(cells_of(rhs), new.solutions, new.images)
+    trail = memory.advance(cells_of(rhs), new.solutions, new.images)
     first, second = torch.linalg.inv(before), torch.linalg.inv(after)
     expected = 0.5 * (probes.mT @ (first @ after - second @ before) @ probes).diagonal()
     torch.testing.assert_close(trail.followed, expected, rtol=1e-10, atol=1e-10)
@@ -86,7 +86,7 @@ def test_a_step_is_the_trapezoidal_rule(columns):
     memory.keep(trail)
     # back again: the rule is odd
     old = a_trail(before, rhs, probes)
-    assert float(memory.follow(cells_of(rhs), old.solutions, old.images).value) == pytest.approx(7.0, rel=1e-12)
+    assert float(memory.advance(cells_of(rhs), old.solutions, old.images).value) == pytest.approx(7.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("log_change", [-0.99 * LONGEST_STEP, -0.01, 0.03, 0.99 * LONGEST_STEP])
@@ -95,7 +95,7 @@ def test_a_multiple_is_followed_by_its_hyperbolic_sine(log_change):
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
     new = a_trail(math.exp(log_change) * matrix, rhs, probes)
-    trail = memory.follow(cells_of(rhs), new.solutions, new.images)
+    trail = memory.advance(cells_of(rhs), new.solutions, new.images)
     torch.testing.assert_close(trail.followed, torch.full_like(trail.followed, rows * math.sinh(log_change)))
     assert abs(float(trail.value) / (rows * log_change) - 1.0) < 1.01 * LONGEST_STEP**2 / 6.0
 
@@ -106,8 +106,8 @@ def test_loose_solves_let_the_value_drift_no_further_than_their_share_of_the_ste
     exact = [a_trail(math.exp(0.01 * step) * matrix, rhs, probes) for step in range(6)]
     for step, trail in enumerate(exact):
         trail.solutions = trail.solutions * (1.0 + loose * (-1) ** step)  # as far off as a residual of a tenth
-        memory.keep(trail if step == 0 else memory.follow(cells_of(rhs), trail.solutions, trail.images))
-    found = float(memory._trails[rows].value)
+        memory.keep(trail if step == 0 else memory.advance(cells_of(rhs), trail.solutions, trail.images))
+    found = float(memory._paths[rows].value)
     assert abs(found - 0.05 * rows) < loose * 0.05 * rows
 
 
@@ -117,7 +117,7 @@ def test_a_step_too_long_is_not_followed(log_change):
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
     new = a_trail(math.exp(log_change) * matrix, rhs, probes)
-    assert memory.follow(cells_of(rhs), new.solutions, new.images) is None
+    assert memory.advance(cells_of(rhs), new.solutions, new.images) is None
 
 
 def test_a_step_that_is_not_a_number_is_not_followed():
@@ -125,8 +125,8 @@ def test_a_step_that_is_not_a_number_is_not_followed():
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
     memory.keep(a_trail(matrix, rhs, probes))
     new = a_trail(matrix, rhs, probes)
-    assert memory.follow(cells_of(rhs), new.solutions, new.images) is not None
-    assert memory.follow(cells_of(rhs), new.solutions, torch.full_like(new.images, torch.nan)) is None
+    assert memory.advance(cells_of(rhs), new.solutions, new.images) is not None
+    assert memory.advance(cells_of(rhs), new.solutions, torch.full_like(new.images, torch.nan)) is None
 
 
 def test_guesses_are_of_the_same_shape_and_precision():
@@ -153,9 +153,9 @@ def test_other_cells_have_neither_a_guess_nor_a_trail(which):
     elsewhere = cells_of(rhs)
     elsewhere[which] += 1
     assert memory.guess(elsewhere, rhs) is None
-    assert memory.follow(elsewhere, trail.solutions, trail.images) is None
+    assert memory.advance(elsewhere, trail.solutions, trail.images) is None
     assert memory.guess(cells_of(rhs), rhs) is trail.solutions
-    assert memory.follow(cells_of(rhs), trail.solutions, trail.images).cells.tolist() == cells_of(rhs).tolist()
+    assert memory.advance(cells_of(rhs), trail.solutions, trail.images).cells.tolist() == cells_of(rhs).tolist()
 
 
 def test_forget_starts_anew():
@@ -166,7 +166,7 @@ def test_forget_starts_anew():
         solve(system, rhs)
     memory.forget()
     assert memory.guess(cells_of(rhs), rhs) is None
-    assert memory.follow(cells_of(rhs), torch.zeros(system.num_train, 3), probes) is None
+    assert memory.advance(cells_of(rhs), torch.zeros(system.num_train, 3), probes) is None
     assert lent_to(memory, a_system()) is None
 
 
@@ -373,9 +373,9 @@ def test_sums_borrow_too(scale, serves):
     memory, first, second = WarmStart(), sum_operator(), sum_operator(scale)
     rhs = dense.randn(first.size(-1), 1)
     with settings.gap_method("ignore"), settings.preconditioner_rank(RANK), settings.solve_tolerance(1e-10):
-        with memory.lending(first._system(), KEY):
+        with memory.lending(first.system(), KEY):
             first.solve(rhs)
-        system = second._system()
+        system = second.system()
         with memory.lending(system, KEY):
             assert (system.loan is not None) == serves
             assert not serves or system.loan.left_over == math.inf
@@ -445,11 +445,11 @@ def test_a_state_is_a_copy_that_later_steps_leave_alone():
     memory.keep(a_trail(matrix, rhs, probes))
     state, before = memory.state_dict(), memory.guess(cells_of(rhs), rhs).clone()
     new = a_trail(1.05 * matrix, rhs, probes)
-    memory.keep(memory.follow(cells_of(rhs), new.solutions, new.images))
+    memory.keep(memory.advance(cells_of(rhs), new.solutions, new.images))
     assert not torch.equal(memory.guess(cells_of(rhs), rhs), before)
     memory.load_state_dict(state)
     assert torch.equal(memory.guess(cells_of(rhs), rhs), before)
-    assert float(memory._trails[rows].value) == 0.0
+    assert float(memory._paths[rows].value) == 0.0
 
 
 def test_str_tells_all_apart_that_give_other_numbers():

@@ -67,7 +67,7 @@ def same(one, other):
 
 
 def same_memory(one, other):
-    ours, theirs = one.state_dict()["trails"], other.state_dict()["trails"]
+    ours, theirs = one.state_dict()["paths"], other.state_dict()["paths"]
     assert len(ours) == len(theirs)
     return all(torch.equal(a[name], b[name]) for a, b in zip(ours, theirs, strict=True) for name in a)
 
@@ -292,7 +292,7 @@ def test_a_resumed_run_with_a_preconditioner_on_loan_is_the_uninterrupted_one_to
     assert history.loss[:5] == expected.loss[:5]
     assert history.loss == pytest.approx(expected.loss, rel=0, abs=0.1 * tolerance)
     torch.testing.assert_close(raw(resumed), raw(whole), rtol=0, atol=tolerance)
-    (trail,), (wanted,) = other._trails.values(), memory._trails.values()
+    (trail,), (wanted,) = other._trails.values(), memory._paths.values()
     assert torch.equal(trail.cells, wanted.cells)
     assert torch.equal(trail.start, wanted.start)
     assert abs(float(trail.value - wanted.value)) <= tolerance * history.num_observations
@@ -348,8 +348,8 @@ def test_an_interrupted_step_restores_the_memory():
     quiet(reference, 3, warm_start=expected)
     assert same(model, reference)
     assert same_memory(memory, expected)
-    undone = done[-1]["trails"][0]["solutions"]
-    assert not torch.equal(memory.state_dict()["trails"][0]["solutions"], undone)
+    undone = done[-1]["paths"][0]["solutions"]
+    assert not torch.equal(memory.state_dict()["paths"][0]["solutions"], undone)
 
 
 def test_a_fit_that_goes_on_in_the_same_process_is_one_of_as_many_steps():
@@ -378,7 +378,7 @@ def test_a_failed_step_leaves_a_memory_that_works():
     model.forward = forward
     with pytest.raises((gaps.FitError, ValueError)):
         quiet(model, 9, warm_start=memory)
-    assert all(bool(value.isfinite().all()) for trail in memory.state_dict()["trails"] for value in trail.values())
+    assert all(bool(value.isfinite().all()) for trail in memory.state_dict()["paths"] for value in trail.values())
     history = quiet(model, 3, warm_start=memory)
     assert all(torch.tensor(history.loss).isfinite())
 

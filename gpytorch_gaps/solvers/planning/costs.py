@@ -189,16 +189,17 @@ def _cut(sizes: Sequence[int], leading: Sequence[Tensor]) -> tuple[list[list[int
     """For every term and size: how many of its eigenvalues are among the largest of all, and the largest left out."""
     if not leading:
         return [], []
+    ended = [torch.cat([values, values.new_zeros(1)]) for values in leading]
+    if len(leading) == 1:
+        counts = [min(size, len(leading[0])) for size in sizes]
+        return [counts], [torch.stack([ended[0][count] for count in counts]).tolist()]
     pooled = torch.cat(list(leading)).sort(descending=True).values
     nothing = pooled.new_full((), -1.0)
     levels = torch.stack([pooled[size] if size < len(pooled) else nothing for size in sizes])
-    if len(leading) == 1:  # ties are kept or left out together, but for a size that is asked for
-        ranks = torch.tensor([[min(size, len(pooled)) for size in sizes]], device=pooled.device)
-    else:
-        ranks = torch.stack([(values > levels.unsqueeze(-1)).sum(-1) for values in leading])
-    left = [torch.cat([values, pooled.new_zeros(1)])[own] for values, own in zip(leading, ranks, strict=True)]
-    counts, rest = torch.stack([ranks.double(), torch.stack(left)]).tolist()  # one read, where the host must decide
-    return [[int(count) for count in own] for own in counts], rest
+    ranks = torch.stack([(values > levels.unsqueeze(-1)).sum(-1) for values in leading])
+    left = [values[own] for values, own in zip(ended, ranks, strict=True)]
+    kept, rest = torch.stack([ranks.double(), torch.stack(left)]).tolist()  # one read, where the host must decide
+    return [[int(count) for count in own] for own in kept], rest
 
 
 def _preconditioner_flops(system: NoisySystem, rank: int, columns: Sequence[int], own: int) -> tuple[float, float]:
@@ -233,11 +234,12 @@ def _rank_plan(system: NoisySystem, choice: RankChoice, num_rhs: int, reduction:
         iterations=iterations,
         flops=cost,
         seconds=system_rates(system).seconds(cost, moved, calls),
-        reason=f"{_kind(system)}rank {choice.width} leaves eigenvalues of {choice.left_over:.1e} times the noise",
+        reason=f"{about_sum(system)}rank {choice.width} leaves eigenvalues of {choice.left_over:.1e} times the noise",
     )
 
 
-def _kind(system: NoisySystem) -> str:
+def about_sum(system: NoisySystem) -> str:
+    """How a report names a sum of kernels; empty for a single product."""
     if isinstance(system, GapSystem):
         return ""
     count = len(system.terms)

@@ -21,6 +21,7 @@ from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.costs import (
     Plan,
+    about_sum,
     best_rank,
     cheaper_than_eigen,
     dense_plan,
@@ -68,17 +69,18 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
     """The method that is asked for; for "ignore", with the rank that is asked for or the best one."""
     method, rank = config.method, config.rank
     if method == "cholesky":
-        return Plan(method, direct="data", reason="asked for")
+        return Plan(method, direct="data", reason=_asked_for(system, "dense"))
     if method == "ignore":
         if rank and not system.least_noise > 0:
             raise ValueError(
                 f"preconditioner_rank: got {rank} without noise, expected 0: the preconditioner divides by it"
             )
         if rank == 0 or not system.least_noise > 0:
-            return Plan(method, reason="asked for, without a preconditioner")
+            return Plan(method, reason=_asked_for(system, "no preconditioner"))
         if system.reused_preconditioner is not None:
             return _reusing_plan(system)
-        return replace(_best_from(system, task, rank), reason="asked for")
+        chosen = _best_from(system, task, rank)
+        return replace(chosen, reason="asked for") if isinstance(system, GapSystem) else chosen
     if not isinstance(system, GapSystem):
         raise ValueError(
             f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
@@ -86,6 +88,10 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
         )
     own = min(rank or 0, system.num_cells - system.num_train) if method == "fill" else 0
     return Plan(method, own, reason="asked for")
+
+
+def _asked_for(system: NoisySystem, what: str) -> str:
+    return "asked for" if isinstance(system, GapSystem) else f"{about_sum(system)}{what}"
 
 
 def _reusing_plan(system: NoisySystem) -> Plan:

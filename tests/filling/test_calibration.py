@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.filling import check as checking
-from gpytorch_gaps.filling.check import Check, Predicted, judge, predict_measurements, widening
+from gpytorch_gaps.filling import predict
+from gpytorch_gaps.filling.calibration import Check, Predicted, judge, predict_measurements, stated_error
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.predict import widening
 from gpytorch_gaps.posterior.scoring import Score
 
 
@@ -75,9 +77,9 @@ def small_model():
 def test_coverage_is_counted_on_the_intervals_that_are_stated(monkeypatch):
     model, x = small_model(), torch.tensor([[5.0, 5.0], [5.0, 4.0]], dtype=torch.float64)
     sampled = lambda *_: settings.variance_method("pathwise")  # noqa: E731
-    monkeypatch.setattr(checking, "in_reasonable_time", sampled)
+    monkeypatch.setattr(predict, "variance_budget", sampled)
     torch.manual_seed(3)
-    found = predict_measurements(model, x)
+    found = predict_measurements(model, x, Options())
     torch.manual_seed(3)
     with torch.no_grad(), settings.variance_method("pathwise"):
         stated = model(x).lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2) + model.likelihood.noise
@@ -95,15 +97,15 @@ def test_error_bars_of_few_observations_are_wider():
 
 
 def test_a_check_without_gaps_to_look_at_says_nothing_of_them():
-    found = checking.worth(a_check(), None, ["a note"])
+    found = stated_error(a_check(), None, ["a note"])
     assert found["notes"] == ("a note",)
     assert "expected_rmse" not in found
 
 
 def test_withheld_cells_nearer_to_data_than_the_gaps_are_said_to_be():
     near = dataclasses.replace(a_check(), variance=0.1)
-    found = checking.worth(near, 1.0)
+    found = stated_error(near, 1.0)
     assert found["expected_rmse"] == pytest.approx(1.0)
     assert found["like_the_gaps"] is False
     assert "no observations as far from data as the gaps could be withheld" in found["notes"][0]
-    assert checking.worth(a_check(), 1.0)["like_the_gaps"] is True
+    assert stated_error(a_check(), 1.0)["like_the_gaps"] is True

@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import MaternKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import in_memory
+from gpytorch_gaps.filling import in_memory, predict
 from gpytorch_gaps.posterior import parts as _posterior_parts
 
 PLACES = 150
@@ -41,15 +41,15 @@ def series():
 
 
 def test_a_series_takes_one_dense_factor_and_no_eigen_decomposition(monkeypatch, counted):
-    monkeypatch.setattr(in_memory, "_DENSE", 40)  # so that a dense solve has to be chosen
+    monkeypatch.setattr(predict, "_MAX_DENSE", 40)  # so that a dense solve has to be chosen
     monkeypatch.setattr(_posterior_parts, "_CACHE", 10 * PLACES)  # and points are predicted ten at a time
-    predict = in_memory.predict
+    prediction = in_memory.Prediction
 
     def after_training(*args):
         counted.clear()
-        return predict(*args)
+        return prediction(*args)
 
-    monkeypatch.setattr(in_memory, "predict", after_training)
+    monkeypatch.setattr(in_memory, "Prediction", after_training)
     values = series()
     result = gaps.fill_gaps(values, kernels=[MaternKernel(nu=0.5)], steps=2, check=False, progress=False)
     assert result.report.solve.method == "cholesky"
@@ -58,7 +58,7 @@ def test_a_series_takes_one_dense_factor_and_no_eigen_decomposition(monkeypatch,
 
 
 def test_the_mean_is_solved_for_once(monkeypatch):
-    monkeypatch.setattr(in_memory, "_DENSE", 0)  # iterative
+    monkeypatch.setattr(predict, "_MAX_DENSE", 0)  # iterative
     values = series()[:120].reshape(12, 10)
     with gaps.record_solves() as solves:
         gaps.fill_gaps(values, kernels=[MaternKernel(), MaternKernel()], steps=2, check=False, progress=False)
