@@ -32,10 +32,12 @@ from benchmarks._fields import (
 from benchmarks._numpy_fill import numpy_fill
 from benchmarks._results import GIB, Child, gemm_gflops, run_capped
 from gpytorch_gaps import settings
+from gpytorch_gaps.linalg.eigen import leading_products
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import spread_cells
-from gpytorch_gaps.solvers.solve import solve_system
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.solve import solve_system
 
 MAX_RANK = 5000  # of the preconditioner, the paper's p
 ITERATIONS = 100_000  # of a named method; its time is capped long before
@@ -262,15 +264,15 @@ def by_solve_system(child: Child, case: Case, path: Path) -> None:
             system = system_of(case, index)
             rank = set_up(system, case)
             setup = watch.lap()
-            solution, report = solve_system(
-                system,
-                y,
+            config = SolveConfig(
                 method=method,
                 rank=rank,
                 tolerance=tolerance,
-                error_in_std=case.problem.std_tolerance,
+                mean_tolerance=case.problem.std_tolerance,
                 max_iterations=most,
             )
+            solved = solve_system(system, y, config, of_data=True)
+            solution, report = solved.solution, solved.report
             attempts.add(
                 read,
                 setup,
@@ -294,8 +296,9 @@ def set_up(system: GapSystem, case: Case) -> int | None:
     if not rank:
         return None
     level = case.problem.tolerance * case.problem.noise
-    rank = min(system.rank_to(level, rank) or rank, system.num_train)
-    system.eigen_preconditioner(rank)
+    values, _ = leading_products(system.eigen().values, rank)
+    rank = min(int((values > level).sum()), system.num_train)
+    system.preconditioner((rank,))
     return rank
 
 

@@ -28,8 +28,8 @@ from torch import Tensor
 import gpytorch_gaps as gaps
 from benchmarks._machine import machine_facts
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
-from gpytorch_gaps.solvers.krylov import conjugate_gradients
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.krylov import conjugate_gradients
 from gpytorch_gaps.utils.precision import full_float32
 
 GAPPINESS, NOISE, LENGTH = 0.3, 1e-2, 0.1

@@ -21,8 +21,9 @@ from benchmarks._machine import machine_facts
 from gpytorch_gaps import NotConvergedWarning, SolveReport
 from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.linalg.products import kron_matmul
-from gpytorch_gaps.solvers.solve import solve_system
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.solve import solve_system
 
 SIZE = 100
 METHODS: dict[str, tuple[str, int | None]] = {
@@ -75,7 +76,8 @@ def run_method(name: str, system: GapSystem, rhs: Tensor, cap: int = 2000) -> tu
     method, rank = METHODS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # the table shows it
-        return solve_system(system, rhs, method=method, rank=rank, max_iterations=cap)
+        solved = solve_system(system, rhs, SolveConfig(method=method, rank=rank, max_iterations=cap))
+    return solved.solution, solved.report
 
 
 def plot(rows: list[dict[str, float | str]], path: Path) -> None:

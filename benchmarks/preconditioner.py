@@ -25,8 +25,9 @@ from tqdm.auto import tqdm
 from benchmarks._machine import machine_facts
 from benchmarks._results import described, markdown_table, power_of_ten, pyplot, tidy, write_results
 from gpytorch_gaps import NotConvergedWarning, SolveReport, settings
-from gpytorch_gaps.solvers.solve import solve_system
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.solve import solve_system
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -111,14 +112,15 @@ def set_up(system: GapSystem, method: str, rank: int) -> float:
     system.eigen()
     if not rank:
         return 0.0
-    made = system.eigen_preconditioner(rank) if method == "ignore" else system.shifted_preconditioner(rank)
+    made = system.preconditioner((rank,)) if method == "ignore" else system.shifted_preconditioner(rank)
     return made.setup_flops / 1e9
 
 
 def solve(system: GapSystem, rhs: Tensor, method: str, rank: int, cap: int) -> SolveReport:
     with warnings.catch_warnings(), settings.progress(False):
         warnings.simplefilter("ignore", NotConvergedWarning)  # the row says so
-        return solve_system(system, rhs, method=method, rank=rank, tolerance=TOLERANCE, max_iterations=cap)[1]
+        config = SolveConfig(method=method, rank=rank, tolerance=TOLERANCE, max_iterations=cap)
+        return solve_system(system, rhs, config).report
 
 
 def dominant_eigenvalues(system: GapSystem, method: str) -> int:

@@ -18,13 +18,13 @@ from tests.upstream._helpers import normal, with_spectrum
 
 pytestmark = pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAILABLE)
 
-SPECTRA = {  # eigenvalues, and the iterations that a residual of 1e-9 takes
+SPECTRA = {  # eigenvalues, and the iterations that a residual of TOLERANCE takes
     5: torch.tensor([0.5, 1.0, 3.0, 9.0, 20.0]).repeat(60),
     10: torch.linspace(1.0, 10.0, 10).repeat(30),
     37: torch.linspace(1.0, 13.0, 300),
     200: torch.logspace(0.0, 2.58, 600),
 }
-TOLERANCE = 1e-9
+TOLERANCE = 0.95e-9  # at which no residual rises again before it is read
 
 
 def until(rhs, tolerance=TOLERANCE):

@@ -243,7 +243,7 @@ def test_no_denormal_numbers_in_float32():
     preconditioner, rhs = system.preconditioner((40,)), dense.randn(len(index), 1)
     narrow = [
         *system.factors(torch.float32),
-        *term._narrow,
+        *term.factors(torch.float32),
         *system.eigen(torch.float32).vectors,
         *preconditioner._narrow[0],
         *SpectralGaps(system, rhs, Goal.of(system, rhs, 1e-6))._in(torch.float32)[0],
