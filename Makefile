@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test check docs demo fuzz compare clean
+.PHONY: test quick check docs demo fuzz compare clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed: make PYTHON=python3.11")'
@@ -10,9 +10,17 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
-# one thread a worker, and a process of its own a test may start: on two cores, more would wait for each other
-test: check docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Two workers of one thread each: on two cores, more threads would wait for each other. `worksteal` keeps both busy.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# mypy and mkdocs use one core each
+test: .venv/installed
+	$(MAKE) -j2 check docs
+	$(PYTEST)
+
+# before a push: the numerical core, the propositions of the paper and the examples in docstrings, in about a minute
+quick: .venv/installed
+	$(PYTEST) -q tests/linalg tests/grid tests/solvers tests/paper gpytorch_gaps
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -296,8 +296,8 @@ def set_up(system: GapSystem, case: Case) -> int | None:
     if not rank:
         return None
     level = case.problem.tolerance * case.problem.noise
-    values, _ = leading_products(system.eigen().values, rank)
-    rank = min(int((values > level).sum()), system.num_train)
+    leading, _ = leading_products(system.eigen().values, rank)
+    rank = min(max(1, int((leading > level).sum())), system.num_train)
     system.preconditioner((rank,))
     return rank
 

@@ -42,7 +42,7 @@ from benchmarks._machine import machine_facts
 from benchmarks._results import described, markdown_table, write_results
 from benchmarks.datasets import StationClimate, load_climate, synthetic_climate
 from gpytorch_gaps import settings
-from gpytorch_gaps.utils.files import require_place, write_whole
+from gpytorch_gaps.utils.files import atomic_write, require_place
 
 PARTS = ("study", "methods", "warm", "botorch")
 
@@ -86,7 +86,7 @@ def predict_cells(climate: StationClimate, options: argparse.Namespace) -> None:
     trained = train(climate, np.where(withheld_only_if_marked(climate), np.nan, climate.values), not options.quiet)
     mean, deviation = predict(trained)
     where = tuple(cells.T)
-    write_whole(options.output, lambda file: np.savez(file, mean=mean[where], std=deviation[where]))
+    atomic_write(options.output, lambda file: np.savez(file, mean=mean[where], std=deviation[where]))
     print(json.dumps({"cells": len(cells), "seconds": sum(trained.seconds.values()), "peak GiB": peak_gib()}))
 
 

@@ -36,7 +36,8 @@ import gpytorch_gaps as gaps
 from benchmarks._fields import membrane
 from benchmarks._machine import machine_facts
 from benchmarks._results import GIB, anonymous_gib, markdown_table
-from gpytorch_gaps.distributed.communicator import Ranks, size_of
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.utils.progress import format_bytes
 
 THETA, NOISE = 0.1, 1e-6
 FULL = (128, 128, 96)
@@ -78,7 +79,9 @@ def kernels_of(kind: str, count: int) -> list[gpytorch.kernels.Kernel]:
 def reconstruct(group: Any, job: dict[str, Any]) -> dict[str, Any]:
     values = np.load(job["values"], mmap_mode="r")
     axes = [np.linspace(0, 1, size) if size > 1 else np.zeros(1) for size in values.shape]
-    gaps.reconstruct(np.ones((8, 8)), None, kernels_of("smooth", 2), 1.0, progress=False, group=Ranks())  # loads all
+    gaps.reconstruct(
+        np.ones((8, 8)), None, kernels_of("smooth", 2), 1.0, progress=False, group=Communicator()
+    )  # loads all
     memory, started = Memory(), time.perf_counter()
     result = gaps.reconstruct(
         values, axes, kernels_of(job["kind"], values.ndim), job["noise"], group=group, progress=False
@@ -140,10 +143,10 @@ def train(group: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 def work(job: dict[str, Any]) -> None:
     with gaps.distributed.process_group(timeout=job["timeout"]) as group:
-        ranks = Ranks(group)
+        ranks = Communicator(group)
         found = (reconstruct if job["what"] == "reconstruct" else train)(group, job)
         everybody = ranks.gather(found, "results")
-        if ranks.leads:
+        if ranks.is_main:
             found["memory_gib"] = max(other["memory_gib"] for other in everybody)
             Path(job["result"]).write_text(json.dumps(found))
 
@@ -238,8 +241,8 @@ def reconstruct_runs(
             f"{row['seconds'] / first['seconds']:.2f}",
             f"{row['solve_seconds'] / first['solve_seconds']:.2f}",
             "-" if row["processes"] == 1 else f"{row['off']:.1e}",
-            size_of(row["sent"]),
-            size_of(row["expected_sent"]),
+            format_bytes(row["sent"]),
+            format_bytes(row["expected_sent"]),
             f"{row['memory_gib']:.2f}",
             f"{row['expected_gib']:.2f}",
         )
@@ -280,8 +283,8 @@ def training_runs(folder: Path, counts: Sequence[int], shape: Sequence[int], ste
             f"{row['columns']:.3g}",
             f"{row['seconds'] / rows[0]['seconds']:.2f}",
             "-" if row["processes"] == 1 else f"{row['off']:.1e}",
-            size_of(row["sent"] * len(row["loss"]) / max(1, row["iterations"])),
-            size_of(row["sent"]),
+            format_bytes(row["sent"] * len(row["loss"]) / max(1, row["iterations"])),
+            format_bytes(row["sent"]),
             f"{row['memory_gib']:.2f}",
         )
         for row in rows

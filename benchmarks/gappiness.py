@@ -77,7 +77,7 @@ def run_method(name: str, system: GapSystem, rhs: Tensor, cap: int = 2000) -> tu
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # the table shows it
         solved = solve_system(system, rhs, SolveConfig(method=method, rank=rank, max_iterations=cap))
-    return solved.solution, solved.report
+        return solved.solution, solved.report
 
 
 def plot(rows: list[dict[str, float | str]], path: Path) -> None:

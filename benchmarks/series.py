@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpytorch_gaps import fill_gaps
-from gpytorch_gaps.filling import in_memory
+from gpytorch_gaps.filling import pipeline
 
 _GAP = 20
 
@@ -59,12 +59,12 @@ def decompositions(least: int) -> Iterator[Counter]:
 @contextmanager
 def cpu_clock() -> Iterator[None]:
     """Stages are measured in seconds of the processor."""
-    before = in_memory.time
-    in_memory.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[assignment]
+    before = pipeline.time
+    pipeline.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[assignment]
     try:
         yield
     finally:
-        in_memory.time = before
+        pipeline.time = before
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:

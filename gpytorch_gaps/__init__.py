@@ -1,35 +1,42 @@
-"""Exact Gaussian processes on grids with gaps, as a GPyTorch plugin."""
+"""Exact Gaussian processes on grids with gaps, as a GPyTorch plugin.
 
-from gpytorch_gaps import distributed, operators, preconditioners, settings
-from gpytorch_gaps.filling.accessor import register
-from gpytorch_gaps.filling.fill import Filled, fill_gaps
-from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.grid.cartesian import CartesianGrid
-from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
-from gpytorch_gaps.kernels import GappyGridKernel
-from gpytorch_gaps.kernels.terms import teach_sums_and_products
-from gpytorch_gaps.likelihoods import GappyGridLikelihood
-from gpytorch_gaps.posterior.sampling import sample_posterior
-from gpytorch_gaps.posterior.scoring import Score, leave_out, score
-from gpytorch_gaps.reconstruction import sizing
-from gpytorch_gaps.reconstruction.reconstruct import Reconstruction, ReconstructionReport, reconstruct
-from gpytorch_gaps.reports import (
-    ApproximateVarianceWarning,
-    CalibrationWarning,
-    LogdetReport,
-    NotConvergedWarning,
-    SolveReport,
-    VarianceReport,
-    record_solves,
-)
-from gpytorch_gaps.solvers.warm_start import WarmStart
-from gpytorch_gaps.training.fit import fit
-from gpytorch_gaps.training.history import FitError, History
+Public names are imported on first use (PEP 562): ``import gpytorch_gaps`` loads neither torch nor xarray.
+"""
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
 
-teach_sums_and_products()
-register()
+from gpytorch_gaps.filling.accessor import register_with_xarray
+
+if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and editors
+    from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
+    from gpytorch_gaps import plot as plot
+    from gpytorch_gaps.filling.fill import Filled, fill_gaps
+    from gpytorch_gaps.filling.report import FillReport
+    from gpytorch_gaps.grid.cartesian import CartesianGrid
+    from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
+    from gpytorch_gaps.kernels import GappyGridKernel
+    from gpytorch_gaps.likelihoods import GappyGridLikelihood
+    from gpytorch_gaps.posterior.sampling import sample_posterior
+    from gpytorch_gaps.posterior.scoring import Score, leave_out, score
+    from gpytorch_gaps.reconstruction import sizing
+    from gpytorch_gaps.reconstruction.reconstruct import reconstruct
+    from gpytorch_gaps.reconstruction.report import ReconstructionReport
+    from gpytorch_gaps.reconstruction.result import Reconstruction
+    from gpytorch_gaps.reports import (
+        ApproximateVarianceWarning,
+        CalibrationWarning,
+        LogdetReport,
+        NotConvergedWarning,
+        SolveReport,
+        VarianceReport,
+        record_solves,
+    )
+    from gpytorch_gaps.solvers.warm_start import WarmStart
+    from gpytorch_gaps.training.fit import fit
+    from gpytorch_gaps.training.history import FitError, History
+
+    __version__: str
 
 __all__ = [
     "ApproximateVarianceWarning",
@@ -52,6 +59,7 @@ __all__ = [
     "distributed",
     "fill_gaps",
     "fit",
+    "formats",
     "from_array",
     "from_points",
     "from_xarray",
@@ -64,4 +72,79 @@ __all__ = [
     "score",
     "settings",
     "sizing",
-]
+]  # not `plot`, which needs matplotlib: `import *` and `help` must work without
+
+# Public name -> the module that defines it, or that it is.
+_HOMES = {
+    "ApproximateVarianceWarning": "reports",
+    "CalibrationWarning": "reports",
+    "CartesianGrid": "grid.cartesian",
+    "FillReport": "filling.report",
+    "Filled": "filling.fill",
+    "FitError": "training.history",
+    "GappyGridKernel": "kernels",
+    "GappyGridLikelihood": "likelihoods",
+    "History": "training.history",
+    "LogdetReport": "reports",
+    "NotConvergedWarning": "reports",
+    "Reconstruction": "reconstruction.result",
+    "ReconstructionReport": "reconstruction.report",
+    "Score": "posterior.scoring",
+    "SolveReport": "reports",
+    "VarianceReport": "reports",
+    "WarmStart": "solvers.warm_start",
+    "distributed": "distributed",
+    "fill_gaps": "filling.fill",
+    "fit": "training.fit",
+    "formats": "formats",
+    "from_array": "grid.data",
+    "from_points": "grid.data",
+    "from_xarray": "grid.data",
+    "leave_out": "posterior.scoring",
+    "operators": "operators",
+    "plot": "plot",
+    "preconditioners": "preconditioners",
+    "reconstruct": "reconstruction.reconstruct",
+    "record_solves": "reports",
+    "sample_posterior": "posterior.sampling",
+    "score": "posterior.scoring",
+    "settings": "settings",
+    "sizing": "reconstruction.sizing",
+}
+
+register_with_xarray()
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Imports a public name or a submodule when it is first used."""
+        value = _version() if name == "__version__" else _load(name)
+        globals()[name] = value
+        return value
+
+
+def _load(name: str) -> Any:
+    """A public name from its home; any other name is a submodule, or nothing."""
+    home = f"{__name__}.{_HOMES.get(name, name)}"
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name != home:
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(module, name, module)
+
+
+def _version() -> str:
+    """The version of the installed distribution; without one (a bare source tree), zero."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gpytorch-gaps")
+    except PackageNotFoundError:
+        return "0+unknown"

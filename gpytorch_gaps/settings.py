@@ -13,7 +13,7 @@ from typing import Any
 import linear_operator
 from linear_operator.settings import _value_context
 
-from gpytorch_gaps.distributed.communicator import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.reports import active_records
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.warm_start import WarmStart
@@ -222,10 +222,10 @@ class group(_Setting):
     Gradients are then averaged over them by ``distributed.average_gradients``, as ``fit(group=...)`` does.
     """
 
-    _global_value = ALONE
+    _global_value = SINGLE
 
     def __init__(self, value: Any) -> None:
-        super().__init__(value if isinstance(value, Ranks) else Ranks(value))
+        super().__init__(value if isinstance(value, Communicator) else Communicator(value))
 
 
 _DEFAULT_TOLERANCE, _DEFAULT_MEAN_TOLERANCE = 1e-6, 1e-2  # where nothing else was asked for

@@ -2,7 +2,8 @@
 
 >>> run_ranks(2, "tests.distributed._work", "collectives")  # doctest: +SKIP
 
-Starting a process takes seconds, most of them to import torch: processes are kept, and form a new group for every call.
+Importing torch takes seconds. Processes are forked from one that has imported it, are kept, and form a new group for
+every call. Nothing here depends on the speed of the machine: limits are far above what any call takes.
 """
 
 import atexit
@@ -14,17 +15,20 @@ import socket
 import time
 import traceback
 import warnings
+from datetime import timedelta
 
-_context = multiprocessing.get_context("spawn")
+JOIN_SECONDS = 300.0  # to start, join and answer, however busy the machine is
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests._ranks", "tests.distributed._work"])
 _kept = []
 
 
 class RanksFailed(AssertionError):
-    """What every rank that failed said. `errors` by rank; None of one that was killed."""
+    """What every rank that failed said. `errors` by rank; None for one that was killed."""
 
-    def __init__(self, errors, seconds):
+    def __init__(self, errors):
         super().__init__("\n".join(f"rank {rank}: {error}" for rank, error in sorted(errors.items())))
-        self.errors, self.seconds = errors, seconds
+        self.errors = errors
 
 
 class _Worker:
@@ -34,7 +38,7 @@ class _Worker:
         self.process.start()
 
     def answer(self, until):
-        """(result, error); an error of None's is that of a process that is gone."""
+        """(result, error); the error of a process that is gone is the empty string."""
         while time.monotonic() < until:
             try:
                 return self.answers.get(timeout=0.1)
@@ -45,23 +49,25 @@ class _Worker:
         return None, "no answer"
 
 
-def run_ranks(count, module, name, *args, timeout=90.0, limit=240.0):
+def run_ranks(count, module, name, *args, timeout=JOIN_SECONDS, hangs=()):
     """``module.name(group, *args)`` by `count` processes: what each returns, plain Python or NumPy arrays.
 
-    :param timeout: of the process group, in seconds.
-    :param limit: after which a process that has not answered is killed.
+    :param timeout: seconds after which the group gives up on a rank that does not answer; all have joined by then.
+    :param hangs: ranks that never answer; they are killed once all others have.
     """
     _kept[:] = [worker for worker in _kept if worker.process.is_alive()]
     while len(_kept) < count:
         _kept.append(_Worker())
-    port, started = _free_port(), time.monotonic()
+    port, until = _free_port(), time.monotonic() + 2 * JOIN_SECONDS
     for rank, worker in enumerate(_kept[:count]):
         worker.jobs.put((rank, count, port, timeout, module, name, args))
-    found = [worker.answer(started + limit) for worker in _kept[:count]]
-    errors = {rank: error or None for rank, (_, error) in enumerate(found) if error is not None}
+    found = {rank: worker.answer(until) for rank, worker in enumerate(_kept[:count]) if rank not in hangs}
+    for rank in hangs:
+        found[rank] = _kept[rank].answer(until=0.0)
+    errors = {rank: error or None for rank, (_, error) in found.items() if error is not None}
     if errors:
-        raise RanksFailed(errors, time.monotonic() - started)
-    return [result for result, _ in found]
+        raise RanksFailed(errors)
+    return [found[rank][0] for rank in range(count)]
 
 
 @atexit.register
@@ -71,9 +77,10 @@ def _stop():
 
 
 def _work(jobs, answers):
+    import gpytorch  # noqa: F401  # its import warns of what torch deprecates
     import torch
 
-    import gpytorch_gaps  # noqa: F401  # warns of what torch deprecates
+    from gpytorch_gaps import GappyGridKernel, distributed, fit, reconstruct  # noqa: F401  # torch warns of deprecations
 
     torch.set_num_threads(1)
     warnings.simplefilter("error")
@@ -86,10 +93,20 @@ def _do(rank, count, port, timeout, module, name, args):
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
-        with distributed.process_group(timeout=timeout) as group:
+        with distributed.process_group(timeout=JOIN_SECONDS) as group:
+            if timeout != JOIN_SECONDS:
+                limit_answers(group, timeout)
             return getattr(importlib.import_module(module), name)(group, *args), None
     except BaseException as error:
         return None, f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
+
+
+def limit_answers(group, seconds):
+    """Sets the timeout of a group that all ranks have joined, which may take far longer than an answer."""
+    import torch.distributed as dist
+
+    dist.barrier(group.group)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group.group)
 
 
 def _free_port():

@@ -215,7 +215,7 @@ def streamed_error(values, monkeypatch):
         return reconstruct(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["gpytorch_gaps.filling.fill"], "LARGEST", 0)
+        patch.setattr(sys.modules["gpytorch_gaps.filling.fill"], "MAX_CELLS_IN_MEMORY", 0)
         patch.setattr(streamed, "reconstruct", recorded)
         result = gaps.fill_gaps(values, check=False, steps=3, progress=False)
     (_, axes, kernels, noise), options = calls[-1]

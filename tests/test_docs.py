@@ -103,3 +103,44 @@ def test_every_picture_is_there():
     for page in PAGES:
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             assert (page.parent / target).is_file(), f"{target} in {page.name}"
+
+
+def test_formulas_are_typeset_whole():
+    pytest.importorskip("latex2mathml")
+    from docs.mathml import on_page_content
+
+    pages = [page.read_text() for page in [*PAGES[1:], *(ROOT / "docs" / "api").glob("*.md")]]
+    outside = [BLOCK.sub("", re.sub(r"`[^`\n]+`", "", page)) for page in pages]
+    block = [found for page in outside for found in re.findall(r"\$\$(.+?)\$\$", page, flags=re.DOTALL)]
+    inline = [found for page in outside for found in re.findall(r"(?<!\$)\$([^$\n]+)\$(?!\$)", page)]
+    assert len(block) > 5
+    assert len(inline) > 50
+    marked = [rf'<div class="arithmatex">\[{latex}\]</div>' for latex in block]
+    marked += [rf'<span class="arithmatex">\({latex}\)</span>' for latex in inline]
+    for formula in marked:
+        typeset = on_page_content(formula)
+        assert typeset.startswith("<math"), formula
+        assert "\\" not in typeset, formula  # a command that is not known stays as it is
+
+
+def test_the_drawing_of_floors_is_that_of_the_contract():
+    from docs.floors import PICTURE, contracts, drawing, roles
+
+    assert list(roles()) == [name for floor in contracts()[0] for name in floor]
+    assert PICTURE.read_text() == drawing(), "run python -m docs.floors"
+
+
+def test_modules_named_in_the_architecture_exist():
+    named = re.findall(r"`(\w+/\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert named
+    assert [name for name in named if not (ROOT / "gpytorch_gaps" / name).is_file()] == []
+
+
+def test_doctests_are_shown_as_code_before_the_parameters():
+    pytest.importorskip("griffe")
+    from docs.doctests import with_code
+
+    docstring = "Add, as :func:`plus` does.\n\n:param a: a number.\n:return: the sum.\n\n>>> 1 + 1\n2\n\n>>> 2 + 2\n4"
+    code = "```pycon\n>>> 1 + 1\n2\n\n>>> 2 + 2\n4\n```"
+    assert with_code(docstring) == f"Add, as `plus` does.\n\n{code}\n\n:param a: a number.\n:return: the sum."
+    assert with_code("Nothing to run.\n\n:param a: a number.") == "Nothing to run.\n\n:param a: a number."

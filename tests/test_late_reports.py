@@ -312,7 +312,7 @@ def test_later_solves_follow_the_settings_of_the_prediction(late):
 @pytest.fixture
 def impatient(monkeypatch):
     """Bars at once."""
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
 
 
 def alone():

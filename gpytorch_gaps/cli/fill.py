@@ -1,68 +1,87 @@
-"""``gpytorch-gaps fill``: a file with gaps in, the same without them out."""
+"""``gpytorch-gaps fill``: fills the gaps of a file, writes the results and says what was done."""
 
 import argparse
 import json
+import math
 import sys
+import textwrap
 import time
 from typing import Any
 
+import numpy as np
+
 import gpytorch_gaps as gaps
-from gpytorch_gaps.cli import pictures
-from gpytorch_gaps.cli.inputs import is_streamed, kinds_of, values_of
-from gpytorch_gaps.cli.outputs import Outputs, checked_outputs
-from gpytorch_gaps.cli.parser import periods_of
-from gpytorch_gaps.cli.summary import as_json, in_words
-from gpytorch_gaps.filling.kinds import Kind
+from gpytorch_gaps.cli.files import Outputs, check_outputs, read_arrays, save_picture
+from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.formats import Opened, open_file
+from gpytorch_gaps.formats import OpenedFile, open_file
+
+_MOST_PICTURE_CELLS = 4_000_000  # a larger array is drawn from every n-th cell
 
 
 def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
-    """:param warned: what has been warned of so far, which goes into JSON."""
+    """Runs the command.
+
+    :param options: the parsed arguments.
+    :param warned: messages of the warnings so far; the JSON output lists them.
+    :return: the exit code, 0.
+    """
     started = time.perf_counter()
     with open_file(options.input, options.variable, options.gap_value) as opened:
-        values = values_of(opened)
-        kinds = kinds_of(opened, values)
-        outputs = checked_outputs(options, opened, kinds)
+        values, kinds = read_arrays(opened)
+        outputs = check_outputs(options, opened, kinds)
         result = gaps.fill_gaps(
             values,
             opened.axes,
-            periods=periods_of(options.period),
+            periods=_periods(options),
             smooth=options.smooth,
             std=_wants_std(options, kinds),
             check=not options.no_check,
             steps=options.steps,
             memory=options.memory * 2**30,
             seed=options.seed,
-            progress=not options.quiet and sys.stderr.isatty(),  # a bar in a log file is a mess
+            progress=not options.quiet and sys.stderr.isatty(),  # no progress bars in log files
         )
-        reports = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
         _write(result, opened, outputs, kinds)
     seconds = time.perf_counter() - started
-    _tell({str(name): report for name, report in reports.items()}, outputs, seconds, options, warned)
+    found = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
+    reports = {str(name): report for name, report in found.items()}
+    if options.json:
+        print(json_text(_as_dict(reports, outputs, options, seconds, warned)))
+    elif not options.quiet:
+        print(_in_words(reports, outputs, seconds))
     return 0
 
 
-def _wants_std(options: argparse.Namespace, kinds: dict[str, Kind]) -> bool:
-    """Most of the time goes into standard deviations: nobody should wait for those that nobody sees."""
-    if options.std is not None:
-        for name, kind in kinds.items():
-            if is_streamed(kind):
-                size = " x ".join(map(str, kind.shape))
-                raise ValueError(
-                    f"--std: {name or 'the array'} has {size} cells, too many: they are filled piece by piece, without "
-                    "standard deviations; leave --std out, or take a part"
-                )
+def _periods(options: argparse.Namespace) -> dict[str | int, list[float]] | None:
+    """The options ``--period`` as ``fill_gaps`` takes them."""
+    found: dict[str | int, list[float]] = {}
+    for axis, period in options.period:
+        found.setdefault(axis, []).extend([] if period is None else [period])
+    return found or None
+
+
+def _wants_std(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bool:
+    """Standard deviations take most of the time: they are computed only if they are written or drawn."""
+    streamed = [(name, kind) for name, kind in kinds.items() if is_streamed(kind)]
+    if options.std is not None and streamed:
+        name, kind = streamed[0]
+        size = " x ".join(map(str, kind.shape))
+        raise ValueError(
+            f"--std: {name or 'the array'} has {size} cells, too many: they are filled piece by piece, "
+            "without standard deviations; leave --std out, or take a part"
+        )
     return options.std is not None or (options.plot is not None and not options.no_std)
 
 
-def _write(result: gaps.Filled, opened: Opened, outputs: Outputs, kinds: dict[str, Kind]) -> None:
-    """The filling last but for pictures: they are drawn before, as it may replace what it was made from; and one that
-    cannot be drawn must not cost the filling."""
+def _write(result: gaps.Filled, opened: OpenedFile, outputs: Outputs, kinds: dict[str, ArrayAdapter]) -> None:
+    """Writes the results. Pictures are drawn first, because the filled file may replace the input; if that fails, the
+    filled file is written nevertheless."""
     figures: dict[str, Any] = {}
     failed: Exception | None = None
     try:
-        figures = {name: pictures.draw(result, opened.axes, name or None) for name in kinds if outputs.pictures}
+        figures = {name: _draw(result, opened.axes, name) for name in kinds if outputs.pictures}
     except Exception as error:
         failed = error
     if outputs.std is not None:
@@ -71,17 +90,64 @@ def _write(result: gaps.Filled, opened: Opened, outputs: Outputs, kinds: dict[st
     if failed is not None:
         raise ValueError(f"{outputs.filled} is written, but there is no picture of it: {failed}") from failed
     for name, figure in figures.items():
-        pictures.save(figure, outputs.pictures[name])
+        save_picture(figure, outputs.pictures[name])
 
 
-def _tell(
-    reports: dict[str, FillReport],
-    outputs: Outputs,
-    seconds: float,
-    options: argparse.Namespace,
-    warned: list[str],
-) -> None:
-    if options.json:
-        print(json.dumps(as_json(reports, outputs, options.input, seconds, warned), indent=2, allow_nan=False))
-    elif not options.quiet:
-        print(in_words(reports, outputs, seconds))
+def _draw(result: gaps.Filled, axes: Any, variable: str) -> Any:
+    """A figure of one variable: before, after and uncertainty."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from gpytorch_gaps import plot
+
+    mean, std, gap = (
+        one[variable] if hasattr(one, "data_vars") else one for one in (result.mean, result.std, result.gaps)
+    )
+    shape = mean.shape
+    step = math.ceil((math.prod(shape) / _MOST_PICTURE_CELLS) ** (1 / len(shape)))
+    if step > 1:
+        some = (slice(None, None, step),) * len(shape)
+        mean, std, gap = mean[some], None if std is None else std[some], gap[some]
+    shown = gaps.Filled(mean, std, gap, None, None)
+    if np.ma.isMaskedArray(shown.mean) and shown.mean.dtype == np.uint8 and len(shape) == 3:
+        return plot.fill(shown, rgb=shape[-1] == 3)
+    return plot.fill(shown, axes=None if step > 1 else axes)
+
+
+def _in_words(reports: dict[str, FillReport], outputs: Outputs, seconds: float) -> str:
+    lines = []
+    for name, report in reports.items():
+        lines += [f"{name}:"] * bool(name and len(reports) > 1)
+        lines.append(textwrap.indent(str(report), "  "))
+    lines += [f"  time: {seconds:.3g} s in all", f"  written: {outputs.filled}"]
+    lines += [f"    {outputs.std} (standard deviations)"] * (outputs.std is not None)
+    lines += [f"    {path} (picture)" for path in outputs.pictures.values()]
+    return "\n".join(lines)
+
+
+def _as_dict(
+    reports: dict[str, FillReport], outputs: Outputs, options: argparse.Namespace, seconds: float, warned: list[str]
+) -> dict[str, Any]:
+    return {
+        "version": gaps.__version__,
+        "input": str(options.input),
+        "path": str(outputs.filled),
+        "std": None if outputs.std is None else str(outputs.std),
+        "pictures": [str(path) for path in outputs.pictures.values()],
+        "seconds": round(seconds, 3),
+        "report": {name or "values": report.as_dict() for name, report in reports.items()},
+        "warnings": list(warned),
+    }
+
+
+def json_text(content: Any) -> str:
+    """JSON, which has neither NaN nor infinities: both become null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(content), indent=2, allow_nan=False)

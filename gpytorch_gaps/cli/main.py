@@ -1,8 +1,8 @@
-"""From arguments to an exit code: whatever goes wrong is one line, and an interrupted run says so.
+"""From arguments to an exit code. Every error is one line on standard error.
 
-| code | |
+| code | meaning |
 |---|---|
-| 0 | done |
+| 0 | success |
 | 1 | the data or a file could not be handled |
 | 2 | wrong usage |
 | 130 | interrupted |
@@ -16,24 +16,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from gpytorch_gaps.cli.parser import make_parser
 
 INTERRUPTED = 130
-# Whose messages are meant for whoever gave the data; anything else is a defect of ours, and says so.
-_EXPLAINED = (ValueError, OSError, ImportError, RuntimeError)
+# Exceptions whose messages are written for the user. Any other exception is a defect, and is reported as one.
+_USER_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    :param arguments: those of the command line. Default: ``sys.argv[1:]``.
+    :return: the exit code; see above.
+    :raises SystemExit: with code 2 on wrong usage, with code 0 after ``--help`` and ``--version``.
+
+    >>> from gpytorch_gaps.cli.main import main
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    SystemExit: 0
+    """
     options = make_parser().parse_args(arguments)
     try:
-        with _short_warnings(getattr(options, "quiet", False)) as seen:
-            return _run(options, seen)
+        with _one_line_warnings(getattr(options, "quiet", False)) as warned:
+            return _run(options, warned)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of our output has closed it
         sys.stderr.close()
         return 1
     except Exception as error:
@@ -44,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, warned: list[str]) -> int:
+    """Imports the module of the command, and with it torch, only now."""
     if options.command == "fill":
         from gpytorch_gaps.cli.fill import run_fill
 
@@ -53,7 +63,7 @@ def _run(options: argparse.Namespace, warned: list[str]) -> int:
 
         return run_inspect(options)
     if options.methods:
-        from gpytorch_gaps.cli.demo_methods import run_methods
+        from gpytorch_gaps.cli.demo import run_methods
 
         return run_methods()
     from gpytorch_gaps.cli.demo import run_demo
@@ -62,7 +72,9 @@ def _run(options: argparse.Namespace, warned: list[str]) -> int:
 
 
 def say(message: str) -> None:
-    """One line on standard error, clear of any bar that is there."""
+    """Prints one line on standard error, clear of any progress bar."""
+    from tqdm import tqdm
+
     tqdm.write(f"gpytorch-gaps: {message}", file=sys.stderr)
 
 
@@ -72,14 +84,14 @@ def _one_line(error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         words = f"{error.filename}: {error.strerror}"
-    if not isinstance(error, _EXPLAINED):
+    if not isinstance(error, _USER_ERRORS):
         words = f"unexpected {type(error).__name__}: {words} (a defect: --traceback shows where)"
     return words
 
 
 @contextmanager
-def _short_warnings(quiet: bool) -> Iterator[list[str]]:
-    """Each warning as one line, once; those meant for programmers are left out."""
+def _one_line_warnings(quiet: bool) -> Iterator[list[str]]:
+    """Prints each warning once, on one line; collects them. Warnings for programmers are ignored."""
     seen: list[str] = []
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

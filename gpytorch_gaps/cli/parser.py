@@ -1,11 +1,9 @@
-"""What can be asked for on the command line."""
+"""The arguments of the command line. Imports only the standard library, so that ``--help`` is quick."""
 
 import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-
-from gpytorch_gaps import __version__
 
 _FORMATS = ".npy, .npz, .nc, .zarr, .csv, .tif or .png"
 
@@ -15,7 +13,7 @@ _EXAMPLES = """examples:
   gpytorch-gaps fill photo.png -o mended.png --gap-value 0
   gpytorch-gaps demo
 
-exit codes: 0 done, 1 the data or a file could not be handled, 2 wrong usage, 130 interrupted
+exit codes: 0 success, 1 the data or a file could not be handled, 2 wrong usage, 130 interrupted
 """
 
 _FILL_EXAMPLES = """examples:
@@ -23,8 +21,8 @@ _FILL_EXAMPLES = """examples:
   gpytorch-gaps fill sst.nc -o filled.nc --variable sst --std std.nc --plot sst.png
   gpytorch-gaps fill tides.csv -o filled.csv --period time=0.5175 --period time=14.765
 
-Observed values stay as they are, to the bit, as does everything else in the file. More than four million
-cells are filled piece by piece, and then there are no standard deviations.
+Observed values and everything else in the file are written unchanged, bit for bit. Arrays of more than four
+million cells are filled piece by piece, without standard deviations.
 """
 
 _INSPECT_EXAMPLES = """example:
@@ -33,13 +31,14 @@ _INSPECT_EXAMPLES = """example:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The parser of ``gpytorch-gaps`` with its commands fill, inspect and demo."""
     parser = argparse.ArgumentParser(
         prog="gpytorch-gaps",
-        description="Fills the gaps of gridded data by exact Gaussian processes, and says how sure it is.",
+        description="Fills the gaps of gridded data with exact Gaussian processes and reports the uncertainty.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gpytorch-gaps {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_fill(commands)
     _add_inspect(commands)
@@ -47,80 +46,86 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """Looks the version up only on request: reading the metadata of the installation takes a while."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from gpytorch_gaps import __version__
+
+        print(f"gpytorch-gaps {__version__}")
+        parser.exit()
+
+
 def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "fill",
         help="fill the gaps of a file",
-        description="Fills the gaps of a file: NaN, masked or transparent cells, or those of a given value.",
+        description="Fills the gaps of a file: NaN, masked or transparent cells, or cells of a given value.",
         epilog=_FILL_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_input(parser)
     files = parser.add_argument_group("results")
-    files.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=f"where to: {_FORMATS}")
+    files.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=f"filled file: {_FORMATS}")
     either = files.add_mutually_exclusive_group()
-    either.add_argument(
-        "--std", metavar="FILE", type=Path, help="standard deviations, in any of these formats but .png"
-    )
-    either.add_argument("--no-std", action="store_true", help="none, not in the picture either: quicker")
+    either.add_argument("--std", metavar="FILE", type=Path, help="standard deviations: any of these formats but .png")
+    either.add_argument("--no-std", action="store_true", help="no standard deviations, also in the picture: faster")
     files.add_argument("--plot", metavar="PICTURE", type=Path, help="before, after, uncertainty: .png, .pdf or .svg")
-    files.add_argument("--force", action="store_true", help="replace files that are there already")
-    model = parser.add_argument_group("how")
+    files.add_argument("--force", action="store_true", help="replace existing files")
+    model = parser.add_argument_group("model")
     model.add_argument("--smooth", action="store_true", help="replace observed values too, by the field without noise")
-    model.add_argument("--no-check", action="store_true", help="withhold nothing to see what the result is worth")
+    model.add_argument("--no-check", action="store_true", help="skip the check on withheld observations")
     model.add_argument(
         "--period", metavar="AXIS=P", action="append", default=[], type=_period,
-        help="a cycle along an axis, by its name or number, in its units, days for times; 'none' for no cycle at all; "
-        "repeatable. Without it the year and the day are looked for",
+        help="a cycle along an axis (name or number), in the units of the axis, days for times; 'none' for no cycle; "
+        "repeatable. Default: a yearly and a daily cycle are detected",
     )  # fmt: skip
-    model.add_argument("--steps", metavar="N", type=_integer(1), default=50, help="of training, at the most (50)")
-    model.add_argument("--seed", metavar="N", type=_integer(0), default=0, help="the same gives the same result (0)")
-    model.add_argument("--memory", metavar="GiB", type=_positive, default=4.0, help="for filling piece by piece (4)")
-    _add_talk(parser)
+    model.add_argument("--steps", metavar="N", type=_integer(1), default=50, help="most training steps (default 50)")
+    model.add_argument("--seed", metavar="N", type=_integer(0), default=0, help="random seed (default 0)")
+    model.add_argument(
+        "--memory", metavar="GiB", type=_positive, default=4.0, help="memory for filling piece by piece (default 4)"
+    )
+    messages = parser.add_argument_group("messages")
+    either = messages.add_mutually_exclusive_group()
+    either.add_argument("--quiet", action="store_true", help="print errors only")
+    either.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_traceback(messages)
 
 
 def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "inspect",
-        help="say what a file holds, how its gaps look and what filling them would take",
-        description="Says what a file holds, how its gaps look and what filling them would take.",
+        help="show the contents of a file, the shape of its gaps and how they would be filled",
+        description="Shows the contents of a file, the shape of its gaps and how they would be filled.",
         epilog=_INSPECT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_input(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_traceback(parser)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "demo",
-        help="fill a made-up satellite picture with clouds, and draw it",
-        description="Fills a made-up satellite picture of the sea with clouds and dead pixels, and draws it.",
+        help="fill a synthetic satellite picture with clouds, and draw it",
+        description="Fills a synthetic satellite picture of the sea with clouds and dead pixels, and draws it.",
     )
-    parser.add_argument("--output", type=Path, default=Path("results/demo.png"), help="where the picture goes")
+    parser.add_argument("--output", type=Path, default=Path("results/demo.png"), help="the picture")
     parser.add_argument(
-        "--methods", action="store_true", help="instead, solve a small field by every method of the paper, side by side"
+        "--methods", action="store_true", help="instead, solve a small field by every method of the paper"
     )
     _add_traceback(parser)
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", type=Path, help=f"the file with gaps: {_FORMATS}")
-    parser.add_argument("--variable", metavar="NAME", help="which one, of an .npz, .nc, .zarr or .csv file; else all")
-    parser.add_argument("--gap-value", metavar="X", type=float, help="a number that means a gap, as NaN does")
-
-
-def _add_talk(parser: argparse.ArgumentParser) -> None:
-    talk = parser.add_argument_group("what is said")
-    either = talk.add_mutually_exclusive_group()
-    either.add_argument("--quiet", action="store_true", help="nothing but errors")
-    either.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    _add_traceback(talk)
+    parser.add_argument("--variable", metavar="NAME", help="one variable of an .npz, .nc, .zarr or .csv file")
+    parser.add_argument("--gap-value", metavar="X", type=float, help="a number that marks a gap, as NaN does")
 
 
 def _add_traceback(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--traceback", action="store_true", help="show where an error came from, to report a defect")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
 
 
 def _integer(least: int) -> Callable[[str], int]:
@@ -141,24 +146,16 @@ def _positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (0 < value < math.inf):
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above zero")
     return value
 
 
 def _period(text: str) -> tuple[str | int, float | None]:
-    """The axis, and the period or None for no cycle."""
+    """The axis, and its period, or None for no cycle."""
     axis, equals, value = text.rpartition("=")
     if not equals or not axis.strip():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected AXIS=PERIOD, such as time=365.2425")
     name = axis.strip()
     key = int(name) if name.lstrip("-").isdigit() else name
     return key, None if value.strip().lower() == "none" else _positive(value)
-
-
-def periods_of(given: list[tuple[str | int, float | None]]) -> dict[str | int, list[float]] | None:
-    """As ``fill_gaps`` takes them; None where nothing was said."""
-    found: dict[str | int, list[float]] = {}
-    for axis, period in given:
-        found.setdefault(axis, []).extend([] if period is None else [period])
-    return found or None

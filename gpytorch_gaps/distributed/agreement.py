@@ -1,4 +1,4 @@
-"""What the ranks of a run were given must be the same: told apart before anything is worked on."""
+"""Short descriptions of kernels and arrays, by which processes check that they were given the same arguments."""
 
 import hashlib
 import math
@@ -10,13 +10,19 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import Module
 
+from gpytorch_gaps.linalg.masked_grid import blocks
 from gpytorch_gaps.utils.files import digest
 
-_SOME = 2**22  # numbers that are looked at at a time
+_HASH_NUMBERS = 2**22  # numbers that are hashed at a time
 
 
 def describe_kernel(kernel: Kernel | Tensor) -> str:
-    """Its classes and hyperparameters in a word, or its matrix."""
+    """The classes of a kernel and a hash of its hyperparameters, or a hash of its matrix.
+
+    >>> from gpytorch.kernels import RBFKernel
+    >>> describe_kernel(RBFKernel()) == describe_kernel(RBFKernel())
+    True
+    """
     if isinstance(kernel, Tensor):
         return f"a matrix #{digest(kernel)}"
     names = [describe_module(module) for module in kernel.modules() if isinstance(module, Kernel)]
@@ -25,7 +31,7 @@ def describe_kernel(kernel: Kernel | Tensor) -> str:
 
 
 def describe_module(module: Module) -> str:
-    """Its class, and the numbers and words it was made with: a Matern kernel's nu is no parameter."""
+    """The class, and its constructor's plain arguments, which are not in the state: the nu of a Matern kernel."""
     own = {
         name: value
         for name, value in sorted(vars(module).items())
@@ -35,15 +41,14 @@ def describe_module(module: Module) -> str:
 
 
 def describe_values(values: Any) -> str:
-    """The content of an array in memory, in a word; nothing of one that is not, of which ranks read their part only."""
+    """A hash of an array in memory; empty for other sources, of which every process reads only its part."""
     if isinstance(values, np.memmap) or not isinstance(values, np.ndarray | Tensor):
         return ""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "fiub":
         return ""
     found = hashlib.blake2b(digest_size=6)
-    step = max(1, _SOME // max(1, math.prod(values.shape[1:])))
-    for start in range(0, len(values), step):
-        part = values[start : start + step]
+    for rows in blocks(len(values), _HASH_NUMBERS // max(1, math.prod(values.shape[1:]))):
+        part = values[rows]
         part = part.detach().cpu().numpy() if isinstance(part, Tensor) else part
         found.update(np.ascontiguousarray(np.ma.getdata(part)).view(np.uint8).data)
         if isinstance(part, np.ma.MaskedArray):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Module, Parameter
 
-from gpytorch_gaps.distributed.communicator import RankError, Ranks, shares
+from gpytorch_gaps.distributed.communicator import Communicator, RankError, split_evenly
 
 T = TypeVar("T")
 _ALIKE = 1e-6  # relative: rounding on another machine is less, another step of training more
@@ -29,7 +29,7 @@ class _SumOverRanks(Function):
     """A sum of what every rank has. Gradients go to the own part, times the ranks: they are averaged in the end."""
 
     @staticmethod
-    def forward(ctx: Any, ranks: Ranks, own: Tensor, *of: Tensor) -> Tensor:
+    def forward(ctx: Any, ranks: Communicator, own: Tensor, *of: Tensor) -> Tensor:
         ctx.size, ctx.others = ranks.size, len(of)
         return ranks.sum(own.detach().clone(), "likelihoods")
 
@@ -38,7 +38,7 @@ class _SumOverRanks(Function):
         return None, grad_outputs[0] * ctx.size, *[None] * ctx.others
 
 
-def sum_over_ranks(ranks: Ranks, own: Tensor, of: Iterable[Tensor] = ()) -> Tensor:
+def sum_over_ranks(ranks: Communicator, own: Tensor, of: Iterable[Tensor] = ()) -> Tensor:
     """:param of: what the sum is a function of, also for a rank that has no part of it, and no gradient."""
     return own if ranks.size == 1 else _SumOverRanks.apply(ranks, own, *of)
 
@@ -46,9 +46,9 @@ def sum_over_ranks(ranks: Ranks, own: Tensor, of: Iterable[Tensor] = ()) -> Tens
 class Share:
     """Which of the columns of a likelihood are this rank's: the data's, of the first rank, and some probes."""
 
-    def __init__(self, ranks: Ranks, num_probes: int) -> None:
+    def __init__(self, ranks: Communicator, num_probes: int) -> None:
         self.ranks, self.num_probes = ranks, num_probes
-        own = shares(num_probes + 1, ranks.size)[ranks.rank]  # the data are column 0
+        own = split_evenly(num_probes + 1, ranks.size)[ranks.rank]  # the data are column 0
         self.has_data = own.start == 0
         self.probes = slice(max(own.start - 1, 0), max(own.stop - 1, 0))
 
@@ -73,7 +73,7 @@ class Share:
         return ranks.gather(own, "likelihoods")[min(ranks.size, self.num_probes + 1) - 1]
 
 
-def same_problem(ranks: Ranks, choice: T, tensors: Iterable[Tensor | None]) -> T:
+def same_problem(ranks: Communicator, choice: T, tensors: Iterable[Tensor | None]) -> T:
     """The first rank's choice, if all have the same data and hyperparameters, as far as their sums tell."""
     known = [tensor.detach().double() for tensor in tensors if tensor is not None and tensor.is_floating_point()]
     sums = torch.stack([part for tensor in known for part in (tensor.sum(), tensor.square().sum())]).tolist()
@@ -92,7 +92,7 @@ def same_problem(ranks: Ranks, choice: T, tensors: Iterable[Tensor | None]) -> T
 
 def average_gradients(parameters: Module | Iterable[Parameter], group: Any = None) -> None:
     """After ``loss.backward()`` inside ``settings.group(group)``: the gradients of the loss, the same on every rank."""
-    ranks = group if isinstance(group, Ranks) else Ranks(group)
+    ranks = group if isinstance(group, Communicator) else Communicator(group)
     if isinstance(parameters, Module):
         parameters = parameters.parameters()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -108,7 +108,7 @@ def average_gradients(parameters: Module | Iterable[Parameter], group: Any = Non
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
 
 
-def same_start(model: Module, ranks: Ranks) -> None:
+def same_start(model: Module, ranks: Communicator) -> None:
     """The first rank's parameters, buffers and random state, for all."""
     if ranks.size == 1:
         return

@@ -1,7 +1,7 @@
-"""The processes that share one problem: who they are, what goes between them, and what happens when one fails.
+"""The processes that share one problem: what they send to each other, and what happens when one of them fails.
 
-Everything that is sent goes through :class:`Ranks`, which counts it, and which turns a rank that does not answer into a
-:class:`RankError` that says what was waited for. One process alone is a group of one, to which nothing is sent.
+All messages go through :class:`Communicator`. It counts them, and it raises a :class:`RankError` that says what was
+waited for if a process does not answer. A single process is a group of one and sends nothing.
 """
 
 import math
@@ -19,57 +19,64 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gpytorch_gaps.utils.progress import format_bytes
+
 T = TypeVar("T")
 _END = object()
 
 
 class RankError(RuntimeError):
-    """Another rank has failed, hangs, or was given something else."""
+    """Another process of the group has failed, does not answer, or was given different arguments."""
 
 
 @dataclass
 class Traffic:
-    """What one rank has handed to the others: how many messages, and how many bytes, by what they were for."""
+    """The messages that one process has sent, by their purpose.
+
+    >>> traffic = Traffic()
+    >>> traffic.add("sums", 4096)
+    >>> traffic.total, str(traffic)
+    (4096, 'sums: 1 x 4 KiB')
+    """
 
     messages: dict[str, int] = field(default_factory=dict)
+    """Number of messages for each purpose."""
     bytes: dict[str, int] = field(default_factory=dict)
+    """Number of bytes for each purpose."""
 
     def add(self, purpose: str, size: int) -> None:
+        """Count a message of `size` bytes."""
         self.messages[purpose] = self.messages.get(purpose, 0) + 1
         self.bytes[purpose] = self.bytes.get(purpose, 0) + size
 
     @property
     def total(self) -> int:
-        """Bytes, of all purposes."""
+        """Number of bytes for all purposes together."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
         large = [purpose for purpose, size in self.bytes.items() if size >= 0.01 * self.total]
-        parts = [f"{name}: {self.messages[name]} x {size_of(self.bytes[name] / self.messages[name])}" for name in large]
+        sizes = {name: format_bytes(self.bytes[name] / self.messages[name]) for name in large}
+        parts = [f"{name}: {self.messages[name]} x {size}" for name, size in sizes.items()]
         small = sum(count for purpose, count in self.messages.items() if purpose not in large)
         return ", ".join([*parts, *([f"{small} short messages"] if small else [])]) or "nothing"
 
 
-def size_of(count: float) -> str:
-    """
-    >>> size_of(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
+class Communicator:
+    """The members of a process group, and the rank of this process among them.
 
+    Attributes: `rank`, from 0; `size`, the number of processes; `traffic`, what this process has sent.
 
-class Ranks:
-    """The members of a process group, and who of them this is.
+    >>> comm = Communicator()
+    >>> comm.rank, comm.size, comm.is_main
+    (0, 1, True)
 
-    :param group: of ``torch.distributed``, or another of these; None is this process alone.
+    :param group: a process group of ``torch.distributed``, or another Communicator; None for this process alone.
+    :raises ValueError: if `group` is no process group, or if this process is not a member.
     """
 
     def __init__(self, group: Any = None) -> None:
-        group = group.group if isinstance(group, Ranks) else group
+        group = group.group if isinstance(group, Communicator) else group
         self._group: Any = None
         self.rank, self.size = 0, 1
         self.traffic = Traffic()
@@ -77,58 +84,63 @@ class Ranks:
             return
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("group: this process is not a member, expected calls by members only")
-        if not isinstance(group, dist.ProcessGroup) and dist.is_available() and dist.is_initialized():
-            raise ValueError(f"group: got {type(group).__name__}, expected a group of torch.distributed, or None")
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError(
                 "group: got one without torch.distributed being initialised, expected `with "
                 "gpytorch_gaps.distributed.process_group() as group:` around the call, started by torchrun"
             )
-        # not held: a group that outlives its end, in a result say, has torch abort when Python ends
+        if not isinstance(group, dist.ProcessGroup):
+            raise ValueError(f"group: got {type(group).__name__}, expected a group of torch.distributed, or None")
+        # a weak reference: torch aborts at exit if a result keeps a destroyed group alive
         self._group = weakref.ref(group)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     @property
     def group(self) -> Any:
-        """Of torch.distributed; None for one process alone."""
+        """The group of ``torch.distributed``; None for a single process."""
         found = None if self._group is None else self._group()
         if found is None and self.size > 1:
             raise RankError(f"{self}: the process group has ended, expected calls inside of it")
         return found
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the one that writes files, shows bars and decides."""
+    def is_main(self) -> bool:
+        """Whether this process has rank 0: it writes shared files, shows progress bars and makes decisions."""
         return self.rank == 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
 
-    # -- what is sent --------------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     def sum(self, own: Tensor, purpose: str) -> Tensor:
-        """The sum over all ranks, in place. The same bits everywhere."""
+        """The sum of a tensor over all processes, in place. The result has the same bits everywhere."""
         if self.size > 1:
-            with self._waiting(purpose, own.numel() * own.element_size()), _in_order(own) as sent:
+            with self._waiting(purpose, own.numel() * own.element_size()), _contiguous(own) as sent:
                 dist.all_reduce(sent, group=self.group)
         return own
 
-    def number(self, value: float, device: torch.device, purpose: str) -> float:
-        """What the first rank has found: decisions are made once, whatever the last bits are elsewhere."""
+    def broadcast(self, value: Tensor, purpose: str) -> Tensor:
+        """Replace a tensor by that of the main process, in place."""
+        if self.size > 1:
+            with self._waiting(purpose, value.numel() * value.element_size()), _contiguous(value) as sent:
+                dist.broadcast(sent, dist.get_global_rank(self.group, 0), group=self.group)
+        return value
+
+    def from_main(self, value: float, device: torch.device, purpose: str) -> float:
+        """The number of the main process. Decisions that depend on it are the same everywhere, despite rounding."""
         if self.size == 1:
             return value
         found = torch.tensor(value, dtype=torch.float64, device=device)
         return float(self.broadcast(found, purpose))
 
-    def broadcast(self, value: Tensor, purpose: str) -> Tensor:
-        """The first rank's numbers, in place."""
-        if self.size > 1:
-            with self._waiting(purpose, value.numel() * value.element_size()), _in_order(value) as sent:
-                dist.broadcast(sent, dist.get_global_rank(self.group, 0), group=self.group)
-        return value
-
     def exchange(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], purpose: str) -> list[Tensor]:
-        """Sends a part to every rank; gives what every rank has sent here, of the shapes that are known to come."""
+        """Send one part to every process.
+
+        :param parts: one tensor for each process.
+        :param shapes: the shapes of the tensors that the others send here.
+        :return: the tensors that the others have sent here, in the order of their ranks.
+        """
         if self.size == 1:
             return list(parts)
         sent = torch.cat([part.reshape(-1) for part in parts])
@@ -139,7 +151,7 @@ class Ranks:
         return [part.view(*shape) for part, shape in zip(found.split(sizes), shapes, strict=True)]
 
     def gather(self, own: T, purpose: str) -> list[T]:
-        """Small Python objects of all ranks, in their order."""
+        """Small Python objects of all processes, in the order of their ranks."""
         if self.size == 1:
             return [own]
         found: list[Any] = [None] * self.size
@@ -153,28 +165,28 @@ class Ranks:
             yield
         except RankError:
             raise
-        except RuntimeError as error:  # gloo has no type of its own for a peer that is gone, or late
+        except RuntimeError as error:  # gloo has no exception type of its own for a peer that is gone, or late
             raise RankError(
                 f"{self}: no answer from another rank ({purpose}). It has failed, hangs, or needs longer than the "
                 "timeout of the process group, which process_group(timeout=...) sets; its own output and that of the "
-                f"launcher tell which. The same call goes on from its checkpoint, if it has one. ({error})"
+                f"launcher say which. The same call continues from its checkpoint, if it has one. ({error})"
             ) from None
         self.traffic.add(purpose, size)
 
-    # -- all or none ---------------------------------------------------------------------------------------------------
+    # -- work that succeeds on all processes, or fails on all ----------------------------------------------------------
 
-    def together(self, what: str, work: Callable[[], T]) -> T:
-        """``work()`` on every rank; where it fails on one, all others are told why, and end too."""
+    def run_on_all(self, what: str, work: Callable[[], T]) -> T:
+        """Run ``work()`` on every process. If it fails on one, all others raise a RankError with the reason."""
         result, failure = None, None
         try:
             result = work()
         except Exception as error:
             failure = error
-        self._tell(what, failure, None)
+        self._compare_outcomes(what, failure, None)
         return result  # type: ignore[return-value]
 
-    def in_step(self, what: str, work: Iterator[Any]) -> None:
-        """Goes through an iterator on every rank, a piece at a time: who fails or hangs is found out soon."""
+    def run_lockstep(self, what: str, work: Iterator[Any]) -> None:
+        """Exhaust an iterator on every process, one step at a time, so that a failure is noticed after one step."""
         more = [True]
         while any(more):
             here, failure = False, None
@@ -182,27 +194,27 @@ class Ranks:
                 here = next(work, _END) is not _END
             except Exception as error:
                 failure = error
-            more = self._tell(what, failure, here)
+            more = self._compare_outcomes(what, failure, here)
 
-    def _tell(self, what: str, failure: Exception | None, own: T) -> list[T]:
-        """All ranks' words, unless one has failed."""
+    def _compare_outcomes(self, what: str, failure: Exception | None, own: T) -> list[T]:
+        """The objects of all processes, unless one has failed."""
         problem = None if failure is None else f"{type(failure).__name__}: {failure}"
         try:
-            told = self.gather((problem, own), what)
+            outcomes = self.gather((problem, own), what)
         except RankError:
             if failure is None:
                 raise
-            raise failure from None  # what failed first matters more
+            raise failure from None  # the first failure matters more
         if failure is not None:
             raise failure
-        for rank, (theirs, _) in enumerate(told):
+        for rank, (theirs, _) in enumerate(outcomes):
             if theirs is not None:
                 raise RankError(f"{self}: rank {rank} failed ({what}): {theirs}")
-        return [word for _, word in told]
+        return [found for _, found in outcomes]
 
     def require_same(self, description: Mapping[str, Any]) -> None:
-        """Refuses, on every rank, what differs between them."""
-        first, *others = self.gather(dict(description), "comparing what ranks were given")
+        """Raise a ValueError on every process if an entry differs between them."""
+        first, *others = self.gather(dict(description), "comparing arguments")
         for rank, theirs in enumerate(others, 1):
             for name in dict.fromkeys([*first, *theirs]):
                 ours, other = first.get(name, "nothing"), theirs.get(name, "nothing")
@@ -213,8 +225,8 @@ class Ranks:
 
 
 @contextmanager
-def _in_order(tensor: Tensor) -> Iterator[Tensor]:
-    """The same numbers in the order of their places, which is what is sent, whatever the strides of each rank are."""
+def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
+    """A contiguous view or copy, which is what is sent; results are written back to the tensor."""
     plain = tensor.detach().contiguous()
     plain = plain.view(torch.uint8) if plain.dtype == torch.bool else plain
     yield plain
@@ -222,34 +234,45 @@ def _in_order(tensor: Tensor) -> Iterator[Tensor]:
         tensor.copy_(plain.view(tensor.dtype))
 
 
-ALONE = Ranks()
+SINGLE = Communicator()
 
 
-def ranks_of(group: Any, what: str) -> Ranks:
-    """Those of a group; one process that torchrun has started among others, and that has none, is told so."""
+def communicator_for(group: Any, caller: str) -> Communicator:
+    """The communicator of a group. Warns a process that torchrun has started among others if it passes no group."""
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK") == "0":
         warnings.warn(
-            f"{what}: torchrun has started {os.environ['WORLD_SIZE']} processes, and each does all of the work, and "
+            f"{caller}: torchrun has started {os.environ['WORLD_SIZE']} processes, and each does all of the work and "
             "writes the same files. Try: `with gpytorch_gaps.distributed.process_group() as group:` and group=group.",
             UserWarning,
             stacklevel=3,
         )
-    return Ranks(group)
+    return Communicator(group)
 
 
 def own_slices(size: int, group: Any, multiple: int = 1) -> slice:
-    """Which of `size` slices of the first axis are this process's, in `reconstruct` with this group."""
-    ranks = Ranks(group)
-    return shares(size, ranks.size, multiple)[ranks.rank]
+    """The slices of the first axis that belong to this process, in `reconstruct` with this group.
+
+    >>> own_slices(100, group=None)
+    slice(0, 100, None)
+
+    :param size: length of the first axis.
+    :param group: a process group, as for :func:`gpytorch_gaps.reconstruct`.
+    :param multiple: slices that are stored together, such as the chunks of a zarr array. Cuts are made between them.
+    :return: the slices from ``start`` to ``stop``.
+    """
+    comm = Communicator(group)
+    return split_evenly(size, comm.size, multiple)[comm.rank]
 
 
-def shares(size: int, count: int, multiple: int = 1) -> list[slice]:
-    """`size` things in `count` parts of one length, or of two that differ by one; cut at multiples where possible.
+def split_evenly(size: int, count: int, multiple: int = 1) -> list[slice]:
+    """Split ``range(size)`` into `count` parts whose lengths differ by at most one multiple.
 
-    >>> shares(10, 3)
+    >>> split_evenly(10, 3)
     [slice(0, 4, None), slice(4, 7, None), slice(7, 10, None)]
-    >>> shares(10, 2, multiple=4)
+    >>> split_evenly(10, 2, multiple=4)
     [slice(0, 8, None), slice(8, 10, None)]
+
+    :param multiple: cuts are made at multiples of this number, if every part gets at least one.
     """
     multiple = multiple if math.ceil(size / multiple) >= count else 1
     pieces = math.ceil(size / multiple)

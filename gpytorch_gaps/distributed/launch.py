@@ -1,4 +1,4 @@
-"""A process group from what torchrun has set, with an explicit timeout."""
+"""A process group from the environment that torchrun sets, with an explicit timeout."""
 
 import math
 import os
@@ -10,24 +10,32 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gpytorch_gaps.distributed.communicator import RankError, Ranks
+from gpytorch_gaps.distributed.communicator import Communicator, RankError
 
-_joined: Counter[str] = Counter()  # groups that this process has been in, by where they met
+_groups_joined: Counter[str] = Counter()  # by this process so far, for each port
 
 
 @contextmanager
-def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Ranks]:
-    """All processes that ``torchrun`` has started; or this one alone, where it has not.
+def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator[Communicator]:
+    """All processes that ``torchrun`` has started, as a context; without ``torchrun``, this process alone.
 
     So the same script runs as ``python script.py`` and as ``torchrun --nproc-per-node 4 script.py``.
 
-    :param timeout: seconds after which a rank that does not answer counts as dead, and the others end.
-    :param backend: of ``torch.distributed``; by default NCCL for tensors on CUDA, gloo for those on the host.
+    >>> import gpytorch_gaps as gaps
+    >>> with gaps.distributed.process_group(timeout=30) as group:
+    ...     print(group)
+    rank 0 of 1
+
+    :param timeout: seconds after which a process that does not answer counts as dead, and the others raise.
+    :param backend: of ``torch.distributed``. Default: NCCL for tensors on CUDA, gloo for tensors on the host.
+    :return: a :class:`Communicator`, to be passed as `group`.
+    :raises ValueError: if the timeout is not a positive number.
+    :raises RankError: if the other processes do not join in time.
     """
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < math.inf:
         raise ValueError(f"process_group: timeout: got {timeout!r}, expected a finite number of seconds above 0")
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        yield Ranks()
+        yield Communicator()
         return
     cuda = torch.cuda.is_available()
     if cuda:
@@ -35,10 +43,10 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
     who, limit = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", timedelta(seconds=timeout)
     try:
         store, rank, count = next(dist.rendezvous("env://", timeout=limit))
-        # in a second group, or started again by torchrun, ranks would find the addresses of those before them
-        again, place = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ["MASTER_PORT"]
-        store = dist.PrefixStore(f"start {again}, group {_joined[place]}", store)
-        _joined[place] += 1
+        # a prefix of its own: a second group, or one restarted by torchrun, would find the addresses of the first
+        restart, port = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ["MASTER_PORT"]
+        store = dist.PrefixStore(f"start {restart}, group {_groups_joined[port]}", store)
+        _groups_joined[port] += 1
         dist.init_process_group(
             backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"),
             store=store,
@@ -51,6 +59,6 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
             f"{who}: the others cannot be reached, or did not all join within {timeout:g} s ({error})"
         ) from None
     try:
-        yield Ranks(dist.group.WORLD)
+        yield Communicator(dist.group.WORLD)
     finally:
         dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""What ``fill_gaps`` is made of: kinds of arrays, what axes mean, kernels for them, training, a held-out check."""
+"""``fill_gaps``: adapters for arrays, the meaning of axes, the choice of a model, its training and check."""

@@ -1,37 +1,96 @@
-"""``data_array.gaps.fill()``, registered with xarray when the package is imported, if xarray is there."""
+"""The attribute ``gaps`` of xarray's DataArray and Dataset: ``data_array.gaps.fill()``.
 
+Importing gpytorch_gaps must not import xarray. If xarray is loaded already, the accessor is registered at once.
+Otherwise a finder at the front of ``sys.meta_path`` waits for the import of xarray and registers it afterwards.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from gpytorch_gaps.filling.fill import Filled, fill_gaps, fit_model
-from gpytorch_gaps.filling.model import FillModel
 
 if TYPE_CHECKING:
     import xarray
 
+    from gpytorch_gaps.filling.fill import Filled
+    from gpytorch_gaps.filling.model import FillModel
+
 
 class GapsAccessor:
-    """Gaps of a DataArray or Dataset."""
+    """The gaps of a DataArray or Dataset. Available as ``data.gaps`` once gpytorch_gaps is imported.
+
+    :param data: the DataArray or Dataset, NaN at its gaps.
+
+    >>> import numpy, xarray
+    >>> import gpytorch_gaps
+    >>> data = xarray.DataArray(numpy.sin(numpy.arange(20.0)), dims="x", name="wave")
+    >>> data[3:5] = numpy.nan
+    >>> filled = data.gaps.fill(steps=5, check=False, progress=False)
+    >>> filled.mean.name, int(filled.gaps.sum()), bool(filled.mean.notnull().all())
+    ('wave', 2, True)
+    """
 
     def __init__(self, data: "xarray.DataArray | xarray.Dataset") -> None:
         self._data = data
 
-    def fill(self, **options: Any) -> Filled:
-        """Fills them; options as of :func:`gpytorch_gaps.fill_gaps`."""
+    def fill(self, **options: Any) -> "Filled":
+        """Fills the gaps.
+
+        :param options: keyword arguments of :func:`gpytorch_gaps.fill_gaps`.
+        :return: the result; its mean, standard deviations and gaps are labelled as the data are.
+        """
+        from gpytorch_gaps.filling.fill import fill_gaps
+
         return fill_gaps(self._data, **options)
 
-    def model(self, **options: Any) -> FillModel | dict[Any, FillModel]:
-        """The trained ``ExactGP`` by which they would be filled; of a Dataset one for each variable."""
+    def model(self, **options: Any) -> "FillModel | dict[Any, FillModel]":
+        """Trains the model that :meth:`fill` would use, without filling anything.
+
+        :param options: keyword arguments of :func:`gpytorch_gaps.fill_gaps` that concern training.
+        :return: the trained ``ExactGP``; for a Dataset, a dictionary with one per numeric variable.
+        """
+        from gpytorch_gaps.filling.fill import fit_model
+
         if not hasattr(self._data, "data_vars"):
             return fit_model(self._data, **options)
         numeric = [name for name, held in self._data.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
         return {name: fit_model(self._data[name], **options) for name in numeric}
 
 
-def register() -> None:
-    """Teaches xarray the attribute ``gaps``, where xarray is installed."""
-    try:
-        import xarray
-    except ImportError:
-        return
-    xarray.register_dataarray_accessor("gaps")(GapsAccessor)
-    xarray.register_dataset_accessor("gaps")(GapsAccessor)
+def register_with_xarray() -> None:
+    """Registers the accessor with xarray: now if xarray is loaded, otherwise when it is imported."""
+    if "xarray" in sys.modules:
+        _register(sys.modules["xarray"])
+    elif not any(isinstance(finder, _XarrayFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _XarrayFinder())
+
+
+def _register(xarray: ModuleType) -> None:
+    if getattr(xarray.DataArray, "gaps", None) is not GapsAccessor:
+        xarray.register_dataarray_accessor("gaps")(GapsAccessor)
+        xarray.register_dataset_accessor("gaps")(GapsAccessor)
+
+
+class _XarrayFinder:
+    """Lets the other finders find xarray, and registers the accessor after its code has run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "xarray":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                _register(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec

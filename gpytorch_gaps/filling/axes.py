@@ -1,19 +1,19 @@
-"""What the dimensions of an array mean, and the coordinates that a kernel sees of each.
+"""The meaning of the dimensions of an array, and the coordinates that the kernel of each dimension receives.
 
-| kind | what it is | coordinates |
+| kind | what it is | coordinates (p: the period) |
 |---|---|---|
 | number | numbers | as they are |
 | time | dates of any calendar, durations, numbers in CF units such as "hours since 2000-01-01" | days since the first |
 | latitude, longitude | by name, unit or standard name | degrees |
-| circle | longitudes all around, months, days of the year, hours | ``p / 2 pi (cos, sin)(2 pi x / p)``, p the period |
+| circle | longitudes of a whole circle, months, days of the year, hours | ``p / 2 pi (cos, sin)(2 pi x / p)`` |
 | group | several columns, such as a station's position | as they are |
-| label | strings, or a few levels without coordinates, such as colours | 0, 1, .., m - 1 |
+| label | strings, or a few levels without coordinates, such as colour channels | 0, 1, .., m - 1 |
 | position | anything else without coordinates | 0, 1, .., m - 1 |
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,26 +21,27 @@ import torch
 
 from gpytorch_gaps.filling.calendars import YEAR, dates, encoded_dates, is_date
 
-FEW_LEVELS = 4  # so few places without coordinates have no distance that could be learned from them,
-CELLS_EACH = 30  # but a covariance, if each has so many cells
+_MAX_LABELS = 4  # a length-scale cannot be learned from so few positions without coordinates,
+_MIN_CELLS_PER_LABEL = 30  # but a free covariance can, if each position has so many cells
 
-DAY = 1.0  # in days
+DAY = 1.0
+"""Length of a day, in days."""
 
 _LATITUDES = ("lat", "latitude", "degrees_north", "degree_north", "degreesn")
 _LONGITUDES = ("lon", "long", "longitude", "degrees_east", "degree_east", "degreese")
-_ROUND = {"month": 12.0, "hour": 24.0, "dayofyear": YEAR, "day_of_year": YEAR, "doy": YEAR}  # axes that close
+_PERIODS = {"month": 12.0, "hour": 24.0, "dayofyear": YEAR, "day_of_year": YEAR, "doy": YEAR}  # of periodic axes
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One dimension: its `name`, its `kind` as above, and `points` (m, d), what its kernel sees."""
+    """One dimension: its `name`, its `kind` as in the table above, and `points` (m, d), the inputs of its kernel."""
 
     name: str
     kind: str
     points: np.ndarray
     unit: str = ""
     year: float = YEAR
-    """Mean length of a year of the calendar, in days, if this is an axis of times."""
+    """Mean length of a year in the calendar of an axis of times, in days."""
 
     @property
     def size(self) -> int:
@@ -48,18 +49,22 @@ class Axis:
 
     @property
     def extent(self) -> float:
-        """The largest distance along one column."""
+        """The largest difference of coordinates within one column."""
         return float(np.ptp(self.points, axis=0).max())
 
     @property
     def spacing(self) -> float:
-        """Between neighbours, in the middle: of all columns the widest."""
+        """Median distance between neighbours; the largest one if there are several columns."""
         if self.size == 1:
             return 1.0
         steps = np.diff(np.sort(self.points, axis=0), axis=0)
         steps = np.where(steps > 0, steps, np.nan)
         known = [np.nanmedian(column) for column in steps.T if np.isfinite(column).any()]
         return float(max(known, default=1.0))
+
+    def at(self, positions: np.ndarray) -> "Axis":
+        """The same axis with some of its points."""
+        return replace(self, points=self.points[positions])
 
     def __str__(self) -> str:
         where = f" {self.unit}" if self.unit else ""
@@ -72,8 +77,8 @@ _PLURALS = {
     "time": "times",
     "latitude": "latitudes",
     "longitude": "longitudes",
-    "circle": "places on a circle",
-    "group": "places of several columns",
+    "circle": "points on a circle",
+    "group": "points of several columns",
     "label": "labels",
     "position": "positions",
 }
@@ -85,9 +90,17 @@ def describe_axes(
     names: Sequence[str] | None = None,
     attributes: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Axis]:
-    """One :class:`Axis` for each dimension; `attributes` are those of a CF coordinate, such as its units."""
+    """One :class:`Axis` per dimension.
+
+    :param shape: sizes of the dimensions.
+    :param axes: coordinates of each dimension, None where there are none.
+    :param names: names of the dimensions.
+    :param attributes: CF attributes of the coordinates, such as their units.
+    :return: one description per dimension.
+    :raises ValueError: if coordinates are not finite, not distinct, or not as many as the dimension is long.
+    """
     if axes is not None and len(shape) == 1 and len(axes) == shape[0] and np.ndim(axes[0]) == 0 and axes[0] is not None:
-        axes = [axes]  # of one dimension: the coordinates themselves
+        axes = [axes]  # for one dimension, the coordinates themselves are accepted
     if axes is not None and len(axes) != len(shape):
         raise ValueError(f"axes: got {len(axes)}, expected {len(shape)}, one for each dimension of values")
     coordinates = [None] * len(shape) if axes is None else axes
@@ -110,7 +123,7 @@ def _describe(name: str, size: int, cells_each: int, coordinates: Any, attribute
     positions = np.arange(size, dtype=np.float64).reshape(size, 1)
     if coordinates is not None:
         _check_labels(name, array)
-    few = 1 < size <= FEW_LEVELS and cells_each >= CELLS_EACH
+    few = 1 < size <= _MAX_LABELS and cells_each >= _MIN_CELLS_PER_LABEL
     kind = "label" if coordinates is not None or few else "position"
     return Axis(name, kind, positions)
 
@@ -128,10 +141,11 @@ def _numeric(name: str, points: np.ndarray, attributes: Mapping[str, Any]) -> Ax
         return Axis(name, "latitude", points, "degrees")
     if words.intersection(_LONGITUDES) and axis.extent <= 360:
         around = axis.extent + 1.5 * axis.spacing >= 360 and axis.size > 2
-        return _round(name, points, 360.0) if around else Axis(name, "longitude", points, "degrees")
-    period = next((_ROUND[word] for word in words - {unit.strip().lower()} if word in _ROUND), None)  # 18 hours do not
+        return _circle(name, points, 360.0) if around else Axis(name, "longitude", points, "degrees")
+    # by name, not by unit: a lead time of 18 hours is not periodic
+    period = next((_PERIODS[word] for word in words - {unit.strip().lower()} if word in _PERIODS), None)
     if period is not None and 0.5 * period < axis.extent <= period + 1 and axis.size > 2:
-        return _round(name, points, period)
+        return _circle(name, points, period)
     return axis
 
 
@@ -140,12 +154,12 @@ def _times(name: str, days: np.ndarray, year: float) -> Axis:
 
 
 def _check_labels(name: str, array: np.ndarray) -> None:
-    """Refuses what are no labels: missing ones, tuples, dates that cannot be subtracted, and repeated ones."""
+    """Refuses missing and repeated labels, tuples, and dates of several calendars."""
     for at, entry in enumerate(array):
         if isinstance(entry, tuple):
             raise ValueError(
                 f"{name}: entry {at} is {entry}, of several levels; expected numbers, times or labels. Unstack it, so "
-                "that each level is a dimension of its own"
+                "each level is a dimension"
             )
         missing = not isinstance(entry, str) and str(entry) in ("nan", "NaT", "None", "<NA>")
         if missing or is_date(entry):
@@ -156,13 +170,13 @@ def _check_labels(name: str, array: np.ndarray) -> None:
         raise ValueError(f"{name}: got the label {twice!r} twice, expected each once")
 
 
-def _round(name: str, points: np.ndarray, period: float) -> Axis:
-    """On a circle whose arcs are as long as the coordinates say: what lies on both sides of the seam is close."""
+def _circle(name: str, points: np.ndarray, period: float) -> Axis:
+    """Points on a circle with arc lengths equal to differences of coordinates, so both sides of the seam are close."""
     angle = 2 * math.pi * points[:, 0] / period
     circle = np.stack([np.cos(angle), np.sin(angle)], axis=1) * period / (2 * math.pi)
     axis = Axis(name, "circle", circle)
     if axis.size > 1 and len(np.unique(circle.round(9), axis=0)) < axis.size:
-        return Axis(name, "number", points)  # a year of 366 days on a circle of 365.2425, or 0 and 360 degrees
+        return Axis(name, "number", points)  # two points coincide, such as 0 and 360 degrees
     return axis
 
 
@@ -181,9 +195,9 @@ def _checked(axis: Axis) -> Axis:
 def _as_array(name: str, coordinates: Any) -> np.ndarray:
     if isinstance(coordinates, torch.Tensor):
         coordinates = coordinates.detach().cpu()
-    if hasattr(coordinates, "iloc"):  # a pandas Series, whose own index does not matter
+    if hasattr(coordinates, "iloc"):  # a pandas Series, whose index is not used
         coordinates = coordinates.array
-    if hasattr(coordinates, "to_timestamp"):  # pandas' periods
+    if hasattr(coordinates, "to_timestamp"):  # pandas periods
         coordinates = coordinates.to_timestamp()
     if getattr(coordinates, "tz", None) is not None:  # days are counted in UTC
         coordinates = coordinates.tz_convert(None)

@@ -1,7 +1,7 @@
-"""Times of any calendar as days since the first, with the length of a year, by which cycles are looked for.
+"""Times of any calendar as days since the first, with the mean length of a year in that calendar.
 
-A year of a climate model's calendar may have 360 days: looked for at 365.2425, its cycle drifts out of phase within
-some decades, and is not found.
+The calendar of a climate model may have 360 days a year. A yearly cycle with a period of 365.2425 days drifts out of
+phase with its data within decades.
 """
 
 import re
@@ -12,8 +12,10 @@ import numpy as np
 
 from gpytorch_gaps.grid.data import days_since_first
 
-YEAR = 365.2425  # days
-_YEARS = {  # mean length, by CF calendar
+YEAR = 365.2425
+"""Mean length of a Gregorian year, in days."""
+
+_YEAR_DAYS = {  # mean length of a year, by CF calendar
     "standard": YEAR,
     "gregorian": YEAR,
     "proleptic_gregorian": YEAR,
@@ -24,7 +26,7 @@ _YEARS = {  # mean length, by CF calendar
     "366_day": 366.0,
     "360_day": 360.0,
 }
-_UNITS = {  # in days; months and years follow the calendar
+_UNIT_DAYS = {  # months and years depend on the calendar
     **dict.fromkeys(("week", "weeks"), 7.0),
     **dict.fromkeys(("day", "days", "d"), 1.0),
     **dict.fromkeys(("hour", "hours", "hr", "hrs", "h"), 1 / 24),
@@ -36,35 +38,35 @@ _UNITS = {  # in days; months and years follow the calendar
 }
 
 Times = tuple[np.ndarray, float]
-"""Days since the first, and the days of a year."""
+"""Days since the first time, and the mean length of a year in days."""
 
 
 def dates(name: str, array: np.ndarray) -> Times | None:
-    """Times of datetime64, timedelta64, Python's dates or cftime's; None for anything else."""
+    """Days of datetime64, timedelta64, or dates of Python or cftime; None for anything else."""
     calendar = str(getattr(array[0], "calendar", "standard")) if _is_of_objects(array) else "standard"
     array = _as_durations(array)
     if array.dtype.kind not in "mM":
         return None
     if np.isnat(array).any():
         raise ValueError(f"{name}: entry {int(np.isnat(array).argmax())} is NaT, expected times")
-    if calendar not in _YEARS:
-        raise ValueError(f"{name}: got dates of the calendar {calendar!r}, expected one of {', '.join(_YEARS)}")
-    return days_since_first(array), _YEARS[calendar]
+    if calendar not in _YEAR_DAYS:
+        raise ValueError(f"{name}: got dates of the calendar {calendar!r}, expected one of {', '.join(_YEAR_DAYS)}")
+    return days_since_first(array), _YEAR_DAYS[calendar]
 
 
 def encoded_dates(numbers: np.ndarray, unit: str, calendar: str) -> Times | None:
-    """Times of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars."""
+    """Days of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars."""
     found = re.match(r"\s*(\w+)\s+since\s", unit, re.IGNORECASE)
-    year = _YEARS.get(calendar.lower())
+    year = _YEAR_DAYS.get(calendar.lower())
     if found is None or year is None:
         return None
-    lengths = {**_UNITS, "month": year / 12, "months": year / 12, "year": year, "years": year}
+    lengths = {**_UNIT_DAYS, "month": year / 12, "months": year / 12, "year": year, "years": year}
     days = lengths.get(found[1].lower())
     return None if days is None else ((numbers - numbers[:1]) * days, year)
 
 
 def is_date(entry: Any) -> bool:
-    """Whether one object is a date, of Python's or cftime's."""
+    """Whether an object is a date of Python or cftime."""
     return isinstance(entry, date) or hasattr(entry, "calendar")
 
 
@@ -73,7 +75,7 @@ def _is_of_objects(array: np.ndarray) -> bool:
 
 
 def _as_durations(array: np.ndarray) -> np.ndarray:
-    """Objects that are dates as durations since the first; what is not a date as it is."""
+    """Objects that are dates as durations since the first; other arrays are returned as they are."""
     if not _is_of_objects(array):
         return array
     if all(isinstance(entry, date) for entry in array):

@@ -1,16 +1,8 @@
-"""Gaps filled in one call, for whoever has NaNs and no wish to learn Gaussian processes today.
-
->>> import numpy as np, gpytorch_gaps as gaps
->>> t = np.linspace(0, 1, 40)
->>> values = np.sin(6 * t[:, None]) * np.cos(4 * t)
->>> values[12:25, 10:22] = np.nan
->>> result = gaps.fill_gaps(values, progress=False)
->>> bool(np.isnan(result.mean).any())
-False
-"""
+"""``fill_gaps``: the gaps of any array filled in one call."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,37 +10,51 @@ import numpy as np
 import torch
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.filling.in_memory import LARGEST, Clock, fill_in_memory, fit_in_memory
-from gpytorch_gaps.filling.kinds import Kind, TensorKind, is_a, put, read_kind
+from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.in_memory import InMemoryFilling
+from gpytorch_gaps.filling.index_grid import is_a
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.filling.streamed import fill_streamed
-from gpytorch_gaps.filling.trend import label_scales
+from gpytorch_gaps.filling.streamed import StreamedFilling
 
-_ROUNDING = 4 * np.finfo(np.float64).eps  # of values: what differs by less is equal
+MAX_CELLS_IN_MEMORY = 4_000_000
+"""Arrays with more cells are streamed."""
+
+_ROUNDING = 4 * np.finfo(np.float64).eps  # values whose relative difference is smaller are equal
 
 
 @dataclass(frozen=True, eq=False)
 class Filled:
-    """What ``fill_gaps`` found.
+    """The result of ``fill_gaps``.
 
-    Of a Dataset, `mean`, `std` and `gaps` are Datasets, `model` and `report` dictionaries, by variable.
+    For a Dataset, `mean`, `std` and `gaps` are Datasets, and `model` and `report` are dictionaries by variable.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> result = gaps.fill_gaps(np.array([2.0, np.nan, 2.0]), progress=False)
+    >>> result.mean
+    array([2., 2., 2.])
+    >>> result.gaps
+    array([False,  True, False])
     """
 
     mean: Any
-    """What came, of the same kind, its gaps filled; observed values are untouched, unless smoothing was asked for."""
+    """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set."""
     std: Any
-    """How far off the mean may be: the standard deviation of a measurement in a gap, 0 where there is one. If smooth,
-    that of the field without its noise, everywhere. NaN where it cannot be known: if there is one observation, or all
-    are equal. Wider than the model's own below 30 observations. None if not asked for, or if values were streamed."""
+    """Standard deviation of the mean's error, in the same form as the input.
+
+    In a gap it is that of a measurement, noise included; at observed values it is 0. With `smooth` it is that of the
+    field without noise, everywhere. It is widened below 30 observations, and NaN in gaps if there is only one
+    observation or if all are equal. None if it was not asked for or if values were streamed.
+    """
     gaps: Any
-    """Which cells were gaps."""
+    """Flags of the gaps, in the same form as the input."""
     model: Any
-    """The fitted ``ExactGP``, in units of the data: ``model.likelihood(model(x))`` predicts anywhere. None where
-    nothing had to be learned, or values were streamed."""
+    """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
+    anywhere. None if there was nothing to learn or if values were streamed."""
     report: Any
-    """A :class:`FillReport`: print it."""
+    """A :class:`FillReport` of what was done, and of the error to expect."""
 
     def __repr__(self) -> str:
         return f"<Filled {self.report}>"
@@ -70,86 +76,127 @@ def fill_gaps(
     seed: int = 0,
     progress: bool = True,
 ) -> Filled:
-    """Fills the gaps of an array on a grid by the exact Gaussian process of what was observed.
+    """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
-    Kernels are chosen and trained on some windows of the grid: a Matern of the right roughness along each axis, or a
-    sum of several scales; periodic ones for years and days; free covariances for labels. Some observations, as far
-    from the others as the gaps are, are withheld to tell what the result is worth: ``result.report.expected_rmse`` and
-    ``result.report.held_out``. A :class:`CalibrationWarning` says where 95 % intervals cover less than 85 or more than
-    99 % of them, beyond chance. The mean and its standard deviations are then those of the exact process, given all
-    observations; below 30 observations, standard deviations are widened by what is unknown of the hyperparameters.
+    Kernels are chosen and trained on windows of the grid: along each axis a Matern or squared exponential kernel, or a
+    sum over several scales, with periodic kernels for years and days, and free covariances for labels. Some
+    observations, as far from the others as the gaps are, are withheld from training and predicted. They give the error
+    to expect in the gaps, ``result.report.expected_rmse``, and scores, ``result.report.held_out``. Mean and standard
+    deviations are then those of the exact process given all observations. Below 30 observations, standard deviations
+    are widened for the uncertainty of the hyperparameters.
 
-    :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, an xarray DataArray or
-        Dataset. Gaps are NaN, or masked. It is not changed. Chunked DataArrays (dask), and arrays of more than four
-        million cells, go through :func:`reconstruct`: slab by slab, with a single product of kernels and without
-        standard deviations.
+    :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, or an xarray DataArray or
+        Dataset. Gaps are NaN or masked. The input is not modified. Chunked DataArrays (dask) and arrays of more than
+        four million cells are streamed through :func:`reconstruct` slab by slab, with a single product of kernels and
+        without standard deviations.
     :param axes: coordinates of each dimension: numbers, dates, strings, rows of several columns, or None for 0, 1, ..
-        By default those that `values` brings along.
-    :param kernels: ``"auto"``; or one for each axis, or a mapping from names or numbers of axes: GPyTorch kernels,
-        which are copied and trained, or ``"auto"``.
-    :param periods: of cycles, as a mapping from names or numbers of axes to one or several, in units of the axis, days
-        for times. By default the year and the day are looked for in axes of times; an empty list is none.
-    :param trend: whether a plane may be taken off first, if there is a trend.
-    :param smooth: whether observed values are replaced too, by the field without its noise.
-    :param std: whether to work out standard deviations, which take most of the time of large grids.
-    :param check: whether to withhold some observations first, and report how well they are predicted. Where values
-        are streamed, this takes as long as the mean.
-    :param steps: of Adam, at the most.
-    :param tolerance: largest error of the mean that the solver may leave, in posterior standard deviations;
-        ``result.report.solve.error_in_std`` is the bound that was reached.
-    :param memory: bytes that a streamed solve may take.
-    :param progress: whether to show bars for what takes more than a few seconds; ``settings.progress(False)`` hides
-        them too.
-    :param seed: of whatever is random: the same gives the same. The state of torch's own is left alone.
+        Default: the coordinates of `values`.
+    :param kernels: ``"auto"``, a list with one entry per axis, or a mapping from names or numbers of axes. Entries are
+        GPyTorch kernels, which are copied and trained, or ``"auto"``.
+    :param periods: periods of cycles: a mapping from names or numbers of axes to one or several periods, in units of
+        the axis (days for times). Default: axes of times are searched for the year and the day; an empty list
+        prevents this.
+    :param trend: whether to subtract a plane first if the data have a trend.
+    :param smooth: whether to replace observed values too, by the field without noise.
+    :param std: whether to compute standard deviations, which take most of the time for large grids.
+    :param check: whether to withhold some observations and report how well they are predicted. For streamed values this
+        takes as long as the mean.
+    :param steps: optimizer steps, at most.
+    :param tolerance: the largest error of the mean that the solver may leave, in posterior standard deviations.
+        ``result.report.error_in_std`` is a bound on the error that it left.
+    :param memory: bytes that the covariance matrices of an axis or a streamed solve may take.
+    :param seed: seed of all random choices. The random state of torch is not changed.
+    :param progress: whether to show progress bars for steps of more than a few seconds; ``settings.progress(False)``
+        hides them too.
+    :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
+    :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
+        an option is invalid.
+
+    Warns with a :class:`CalibrationWarning` if 95 % intervals cover less than 85 % or more than 99 % of the withheld
+    observations by more than chance.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> from gpytorch.kernels import RBFKernel
+    >>> t = np.linspace(0, 1, 20)
+    >>> truth = np.sin(6 * t[:, None]) * np.cos(4 * t)
+    >>> values = truth.copy()
+    >>> values[6:12, 8:14] = np.nan
+    >>> result = gaps.fill_gaps(values, [t, t], progress=False, steps=10, kernels=[RBFKernel(), RBFKernel()])
+    >>> bool(np.abs(result.mean - truth).max() < 0.05)
+    True
+    >>> result.report.num_gaps
+    36
     """
     progress = progress and settings.progress.value() if isinstance(progress, bool) else progress
     options = Options(kernels, periods, trend, smooth, std, check, steps, tolerance, memory, seed, progress)
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):
             if axes is not None:
-                raise ValueError("axes: got some with a Dataset, expected None: its variables bring their own")
+                raise ValueError("axes: got some with a Dataset, expected None: its variables have their own")
             return _fill_dataset(values, options)
-        return _fill(read_kind(values, axes), options)
+        return _fill(adapt(values, axes), options)
 
 
 def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) -> FillModel:
-    """The model by which ``fill_gaps`` would fill, trained, with all observations; options as there.
+    """The trained model with which ``fill_gaps`` fills, conditioned on all observations.
 
-    In units of the data; or of each label's standard deviation, where these differ by more than a factor of three.
+    It is in the units of the data, or of each label's standard deviation if these differ by a factor of three or more.
+
+    :param values: as in :func:`fill_gaps`; always in memory.
+    :param axes: as in :func:`fill_gaps`.
+    :param options: as in :func:`fill_gaps`.
+    :return: an ``ExactGP``.
     """
-    kind = read_kind(values, axes)
-    numbers = kind.numbers()
-    _refuse_all_gaps(numbers)
-    scales = label_scales(numbers, kind.axes)
-    numbers = numbers if scales is None else numbers / scales
-    settled = Options(**options)
-    with torch.random.fork_rng(devices=[]), settings.progress(settled.progress):
-        torch.manual_seed(settled.seed)
-        return fit_in_memory(numbers, kind.axes, settled, Clock(), _device(kind))[0]
+    checked, adapter = Options(**options), adapt(values, axes)
+    filling = InMemoryFilling(adapter, _numbers(adapter), checked)
+    with _seeded(checked.seed), settings.progress(checked.progress):
+        return filling.condition(filling.choose_model())
 
 
-def _fill(kind: Kind, options: Options) -> Filled:
-    if kind.chunked or math.prod(kind.shape) > LARGEST:
-        return _fill_streamed(kind, options)
-    numbers = kind.numbers()
-    gaps = np.isnan(numbers)
-    _refuse_all_gaps(numbers)
-    nothing = _nothing_to_learn(numbers, gaps, options)
-    if nothing is not None:
-        unknown = np.where(gaps | options.smooth, np.nan, 0.0)
-        flat = np.where(gaps, numbers[~gaps].flat[0], numbers)
-        report = FillReport(numbers.shape, int(gaps.sum()), tuple(map(str, kind.axes)), notes=(nothing,))
-        std = kind.like(unknown) if options.std else None
-        return Filled(kind.filled(flat, gaps, smooth=False), std, kind.like(gaps), None, report)
-    mean, deviation, model, report = fill_in_memory(numbers, kind.axes, options, _device(kind))
-    std = None if deviation is None else kind.like(deviation)
-    return Filled(kind.filled(mean, gaps, options.smooth), std, kind.like(gaps), model, report)
+def is_streamed(adapter: ArrayAdapter) -> bool:
+    """Whether ``fill_gaps`` streams the array, because it is chunked or too large for a model in memory."""
+    return adapter.chunked or math.prod(adapter.shape) > MAX_CELLS_IN_MEMORY
 
 
-def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, options: Options) -> str | None:
-    if not gaps.any() and not options.smooth:
+def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
+    """Reads the array, chooses a model, checks it, predicts, and returns results in the form of the input."""
+    filling: Filling
+    if is_streamed(adapter):
+        filling = StreamedFilling(adapter, options)
+    else:
+        numbers = _numbers(adapter)
+        note = _nothing_to_learn(numbers, options)
+        if note is not None:
+            return _constant(adapter, numbers, options, note)
+        filling = InMemoryFilling(adapter, numbers, options)
+    with _seeded(options.seed):
+        chosen = filling.choose_model()
+        check = filling.check_model(chosen)
+        found = filling.predict(chosen)
+    return Filled(found.mean, found.std, found.gaps, found.model, filling.report(chosen, check, found))
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch inside the block, and restores the user's random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _numbers(adapter: ArrayAdapter) -> np.ndarray:
+    """All values as float64, NaN at gaps; at least one is observed."""
+    numbers = adapter.numbers()
+    if np.isnan(numbers).all():
+        raise ValueError(f"values: got {numbers.size} entries, all of them gaps; expected at least one observation")
+    return numbers
+
+
+def _nothing_to_learn(numbers: np.ndarray, options: Options) -> str | None:
+    """Why no model is needed or possible, if so."""
+    known = numbers[~np.isnan(numbers)]
+    if known.size == numbers.size and not options.smooth:
         return "there are no gaps: nothing was done"
-    known = numbers[~gaps]
     unknown = "No uncertainty estimate is available: std is NaN there."
     if len(known) == 1:
         return f"only one observation: all gaps were set to its value. {unknown}"
@@ -158,44 +205,13 @@ def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, options: Options) -
     return None
 
 
-def _refuse_all_gaps(numbers: np.ndarray) -> None:
-    if np.isnan(numbers).all():
-        raise ValueError(f"values: got {numbers.size} entries, all of them gaps; expected at least one observation")
-
-
-def _device(kind: Kind) -> torch.device | None:
-    return kind.given.device if isinstance(kind, TensorKind) else None
-
-
-def _fill_streamed(kind: Kind, options: Options) -> Filled:
-    result, _, report = fill_streamed(kind, options)
-    dtype = np.dtype(kind.array.dtype)
-
-    def slab(held: np.ndarray, start: int) -> np.ndarray:
-        mean = result.slab(start, start + len(held)).cpu().numpy()
-        gap = np.ma.getmaskarray(held) | np.isnan(np.ma.getdata(held))
-        return put(held, mean, gap, options.smooth)
-
-    if kind.chunked:
-        import dask.array
-
-        def block(held: np.ndarray, block_info: Any = None) -> np.ndarray:
-            return slab(held, block_info[0]["array-location"][0][0]) if block_info else held
-
-        whole = kind.array.rechunk(dict.fromkeys(range(1, len(kind.shape)), -1))
-        mean = dask.array.map_blocks(block, whole, dtype=dtype, meta=np.empty((0,) * len(kind.shape), dtype))
-        return Filled(kind.given.copy(data=mean), None, kind.like(dask.array.isnan(whole)), None, report)
-    filled, gaps = (
-        np.empty(kind.shape, np.float32 if result.dtype == torch.float32 else np.float64),
-        np.empty(kind.shape, dtype=bool),
-    )
-    step = max(1, 2**22 // math.prod(kind.shape[1:]))
-    for start in range(0, kind.shape[0], step):
-        rows = slice(start, min(start + step, kind.shape[0]))
-        held = kind.array[rows]
-        gaps[rows] = np.ma.getmaskarray(held) | np.isnan(np.ma.getdata(held))
-        filled[rows] = result.slab(rows.start, rows.stop).cpu().numpy()
-    return Filled(kind.filled(filled, gaps, options.smooth), None, kind.like(gaps), None, report)
+def _constant(adapter: ArrayAdapter, numbers: np.ndarray, options: Options, note: str) -> Filled:
+    """The result without a model: gaps are set to the only value there is."""
+    gaps = np.isnan(numbers)
+    mean = np.where(gaps, numbers[~gaps].flat[0], numbers)
+    std = adapter.wrap_like_input(np.where(gaps | options.smooth, np.nan, 0.0)) if options.std else None
+    report = FillReport(numbers.shape, int(gaps.sum()), tuple(map(str, adapter.axes)), notes=(note,))
+    return Filled(adapter.wrap_filled(mean, gaps, smooth=False), std, adapter.wrap_like_input(gaps), None, report)
 
 
 def _fill_dataset(dataset: Any, options: Options) -> Filled:
@@ -205,7 +221,7 @@ def _fill_dataset(dataset: Any, options: Options) -> Filled:
     found = {}
     for name in names:
         try:
-            found[name] = _fill(read_kind(dataset[name]), options)
+            found[name] = _fill(adapt(dataset[name]), options)
         except ValueError as error:
             raise ValueError(f"variable {name!r}: {error}") from error
     stds = {name: one.std for name, one in found.items() if one.std is not None}

@@ -1,224 +1,89 @@
-"""Filling with an exact model of the whole grid, in memory: mean, standard deviations, and a held-out check."""
+"""Filling with an exact model of the whole grid in memory: mean and standard deviations."""
 
-import math
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
-import gpytorch
-import linear_operator
 import numpy as np
-import torch
-from torch import Tensor
 
-from gpytorch_gaps import settings
-from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.check import (
-    Check,
-    judge,
-    points_of,
-    predict_measurements,
-    some_gaps,
-    widening,
-    worth,
-)
-from gpytorch_gaps.filling.deviations import in_reasonable_time
-from gpytorch_gaps.filling.model import FillModel, make_model
+from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
+from gpytorch_gaps.filling.choose import ChosenModel, choose_model
+from gpytorch_gaps.filling.estimates import fit_mean, label_scales, sample_observations
+from gpytorch_gaps.filling.grid_values import GridValues, coordinates
+from gpytorch_gaps.filling.holdout import Withheld
+from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.prepare import Prepared, prepare
-from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.filling.trend import fit_mean, label_scales, sample_of
-from gpytorch_gaps.filling.withhold import Withheld, choose_part, withhold
-from gpytorch_gaps.grid.cartesian import CartesianGrid
-from gpytorch_gaps.reports import ApproximateVarianceWarning, record_solves
+from gpytorch_gaps.filling.pipeline import Filling, Outcome
+from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
 
-LARGEST = 4_000_000
-"""Cells up to which a model of the whole grid is made; beyond, values are streamed."""
-
-_RESIDUAL = 1e-4  # relative, besides the certified error of the mean
-ROUGHER = 10.0  # times the tolerance, for draws: their own error is larger
-_MATRICES = 3  # of the covariances of the longest axis, that are held at once
-_DENSE = 1600  # observations that are always factorized, five times as many where that is cheaper
+_SCALED_NOTE = (
+    "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
+    "are in these units"
+)
 
 
-class Clock:
-    """Seconds by what they went to."""
+class InMemoryFilling(Filling):
+    """Fills an array with a model of all of its cells.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, what: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - started
-
-
-def refuse_long_axes(axes: Sequence[Axis], options: Options) -> None:
-    """Before anything is learned: kernels of an axis are dense."""
-    for axis in axes:
-        needed = 8.0 * _MATRICES * axis.size**2
-        if needed > options.memory:
-            raise ValueError(
-                f"{axis.name}: got {axis.size:,} places, whose covariances take "
-                f"{needed / 2**30:.3g} GiB, expected at most {options.memory / 2**30:.3g}: pass a larger memory, or "
-                "fill it in parts"
-            )
-
-
-def fit_in_memory(
-    numbers: np.ndarray, axes: Sequence[Axis], options: Options, clock: Clock, device: torch.device | None = None
-) -> tuple[FillModel, Prepared, Check | None]:
-    """A model of everything observed, with what was learned and what it is worth."""
-    refuse_long_axes(axes, options)
-    generator = np.random.default_rng(options.seed)
-    positions, part = choose_part(lambda p: numbers[np.ix_(*p)], numbers.shape, generator)
-    withheld = withhold(part, generator) if options.check else None
-    known = numbers if withheld is None else without(numbers, positions, withheld.scored)
-    with clock("training"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse invariant checks")
-        prepared = prepare(lambda p: known[np.ix_(*p)], known.shape, axes, options, generator, known)
-    check = None
-    if withheld is not None:
-        with clock("held-out check"), quietly(options, ROUGHER):
-            left = without(numbers, positions, withheld.hidden)
-            mean = fit_mean(axes, *sample_of(left, generator), trend=options.trend)
-            gaps = np.zeros_like(withheld.hidden) if options.std else some_gaps(part, generator)
-            check = check_part(part, axes, positions, withheld, replace(prepared, mean=mean), gaps, device)
-    return condition(numbers, axes, prepared, device), prepared, check
-
-
-def without(numbers: np.ndarray, positions: Sequence[np.ndarray], flags: np.ndarray) -> np.ndarray:
-    """A copy with NaN at the flagged cells of the part at `positions`."""
-    result = numbers.copy()
-    result[np.ix_(*positions)] = np.where(flags, np.nan, result[np.ix_(*positions)])
-    return result
-
-
-def check_part(
-    part: np.ndarray, axes: Sequence[Axis], positions: Sequence[np.ndarray], withheld: Withheld, prepared: Prepared,
-    gaps: np.ndarray, device: torch.device | None = None, mean: np.ndarray | None = None,
-) -> Check:  # fmt: skip
-    """Withheld observations of the part at `positions`, predicted from the others in it.
-
-    :param gaps: flags of gaps whose variance is looked at as well.
-    :param mean: predictions of the withheld observations, where they were found in another way.
+    :param numbers: the values of the array, NaN at gaps.
     """
-    there = [Axis(a.name, a.kind, a.points[p], a.unit) for a, p in zip(axes, positions, strict=True)]
-    model = condition(np.where(withheld.hidden, np.nan, part), there, prepared, device)
-    x = torch.cat([points_of(axes, positions, flags) for flags in (withheld.scored, gaps)])
-    count = int(withheld.scored.sum())
-    found = predict_measurements(model, x)
-    in_gaps = float(found.variance[count:].mean()) if len(x) > count else None
-    found = found.first(count)
-    return judge(found if mean is None else replace(found, mean=torch.from_numpy(mean)), part[withheld.scored], in_gaps)
 
+    def __init__(self, adapter: ArrayAdapter, numbers: np.ndarray, options: Options) -> None:
+        self.scales = label_scales(numbers, adapter.axes)
+        self.numbers = numbers if self.scales is None else numbers / self.scales
+        super().__init__(adapter, GridValues.in_memory(self.numbers, adapter.axes), options)
 
-def condition(
-    numbers: np.ndarray, axes: Sequence[Axis], prepared: Prepared, device: torch.device | None = None
-) -> FillModel:
-    """The model with these observations."""
-    grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in axes])
-    y = torch.from_numpy(numbers).to(device).flatten()
-    index = (~y.isnan()).nonzero().squeeze(-1)
-    learned = prepared.learned
-    model = make_model(grid.points(index), y[index], grid, learned.terms, learned.likelihood, prepared.mean)
-    return model.to(device)
+    def condition(self, chosen: ChosenModel) -> FillModel:
+        """The chosen model with all observations."""
+        return chosen.conditioned(self.source.whole(), self.adapter.device)
 
+    def _choose(self, seen: GridValues) -> ChosenModel:
+        with warnings.catch_warnings():
+            ignore_sparse_warning()
+            return choose_model(seen, seen.whole(), self.options, self.generator)
 
-def predict(
-    model: FillModel, x: Tensor, options: Options, clock: Clock
-) -> tuple[np.ndarray, np.ndarray | None, dict[str, object]]:
-    """Mean and, if asked for, standard deviation of a measurement at the points; of the field itself if smooth."""
-    about: dict[str, object] = {}
-    deviation = None
-    with clock("mean"), quietly(options), record_solves() as solves:
-        posterior = model(x)
-        mean = posterior.mean
-    solve = about["solve"] = solves[-1] if solves else None
-    if options.std:
-        with (
-            clock("standard deviations"),
-            quietly(options, ROUGHER),
-            in_reasonable_time(solve, len(x)),
-            record_solves() as solves,
-        ):
-            covariance = posterior.lazy_covariance_matrix.in_current_settings()  # no second solve for the mean
-            variance = covariance.diagonal(dim1=-1, dim2=-2)  # .variance stops at 1e-10
-            noise = 0.0 if options.smooth else model.likelihood.noise
-            deviation = (variance + noise).clamp_min(0.0).sqrt().cpu().numpy() * widening(len(model.train_targets))
-        found = solves.variances[-1] if solves.variances else None
-        samples = found.num_samples if found is not None else 0
-        about["std_method"] = f"from {samples} samples" if samples else "exact"
-    return mean.cpu().numpy(), deviation, about
+    def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
+        others = self.source.without(self.part, withheld.hidden).whole().values
+        mean = fit_mean(self.source.axes, *sample_observations(others, self.generator), trend=self.options.trend)
+        some_gaps = None if self.options.std else sample_gaps(self.part.values, self.generator)
+        model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
+        return check_withheld(model, self.part, withheld, self.options, some_gaps)
 
+    def predict(self, chosen: ChosenModel) -> Outcome:
+        options, gaps = self.options, np.isnan(self.numbers)
+        where = np.ones_like(gaps) if options.smooth else gaps
+        model = self.condition(chosen)
+        x = coordinates(self.source.axes, np.argwhere(where)).to(self.adapter.device)
+        with self.stopwatch("mean"):
+            prediction = Prediction(model, x, options)
+        mean, std, gap_variance, std_method = self.numbers.copy(), None, None, ""
+        mean[where] = prediction.mean.cpu().numpy()
+        num_observed = int((~gaps).sum())
+        if options.std:
+            with self.stopwatch("standard deviations"):
+                variance = prediction.variance() + (0.0 if options.smooth else chosen.noise)
+            std = np.zeros(gaps.shape)
+            std[where] = variance.clamp_min(0.0).sqrt().cpu().numpy() * widening(num_observed)
+            std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
+            if gaps.any():
+                gap_variance = float(np.mean(std[gaps] ** 2)) + (chosen.noise if options.smooth else 0.0)
+        if self.scales is not None:
+            mean, std = mean * self.scales, None if std is None else std * self.scales
+        return Outcome(
+            mean=self.adapter.wrap_filled(mean, gaps, options.smooth),
+            std=None if std is None else self.adapter.wrap_like_input(std),
+            gaps=self.adapter.wrap_like_input(gaps),
+            num_gaps=int(gaps.sum()),
+            model=model,
+            gap_variance=gap_variance,
+            notes=tuple(self._notes(num_observed)),
+            entries={"solve": prediction.solve, "std_method": std_method},
+        )
 
-def fill_in_memory(
-    numbers: np.ndarray, axes: Sequence[Axis], options: Options, device: torch.device | None = None
-) -> tuple[np.ndarray, np.ndarray | None, FillModel, FillReport]:
-    """Everything of ``Filled``, as plain arrays."""
-    clock = Clock()
-    gaps = np.isnan(numbers)
-    scales = label_scales(numbers, axes)
-    if scales is not None:
-        numbers = numbers / scales
-    with torch.random.fork_rng(devices=[]):  # whose state stays the user's
-        torch.manual_seed(options.seed)
-        model, prepared, check = fit_in_memory(numbers, axes, options, clock, device)
-        wanted = np.flatnonzero(np.ones_like(gaps) if options.smooth else gaps)
-        grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in axes])
-        found, deviation, about = predict(model, grid.points(torch.from_numpy(wanted).to(device)), options, clock)
-    mean, std, noise = numbers.copy(), None, float(prepared.learned.likelihood.noise.detach())
-    mean.reshape(-1)[wanted] = found
-    gap_variance = None if check is None else check.gap_variance
-    if deviation is not None:
-        std = np.zeros(numbers.shape)
-        std.reshape(-1)[wanted] = deviation
-        gap_variance = float(np.mean(std[gaps] ** 2)) + (noise if options.smooth else 0.0) if gaps.any() else None
-    notes = (*prepared.notes, *_few(int((~gaps).sum()), options))
-    if scales is not None:
-        mean, std = mean * scales, None if std is None else std * scales
-        notes += ("labels differ in scale: each was divided by its standard deviation; so are the held-out error, the "
-                  "noise and the model",)  # fmt: skip
-    report = FillReport(
-        shape=numbers.shape,
-        num_gaps=int(gaps.sum()),
-        axes=tuple(map(str, axes)),
-        kernel=prepared.learned.name,
-        noise_std=math.sqrt(noise),
-        **worth(check, gap_variance, notes),
-        history=prepared.learned.history,
-        seconds=clock.seconds,
-        **about,  # type: ignore[arg-type]
-    )
-    return mean, std, model, report
-
-
-def _few(count: int, options: Options) -> list[str]:
-    wider = widening(count)
-    if wider == 1.0 or not options.std:
-        return []
-    return [f"only {count} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"]
-
-
-@contextmanager
-def quietly(options: Options, rougher: float = 1.0) -> Iterator[None]:
-    """The settings of predictions; that variances come from samples is in the report."""
-    with (
-        torch.no_grad(),
-        gpytorch.settings.debug(False),  # predicting at the training data is meant, if smooth
-        settings.solve_tolerance(rougher * _RESIDUAL),
-        settings.mean_tolerance(rougher * options.tolerance),
-        settings.mixed_precision(),
-        settings.dense_size(_DENSE),
-        linear_operator.settings.max_cholesky_size(_DENSE),
-        settings.progress(options.progress),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", ApproximateVarianceWarning)
-        warnings.filterwarnings("ignore", message="Sparse invariant checks")  # torch's, of the labels' IndexKernel
-        yield
+    def _notes(self, num_observed: int) -> list[str]:
+        notes, wider = [], widening(num_observed)
+        if wider != 1.0 and self.options.std:
+            notes.append(
+                f"only {num_observed} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"
+            )
+        return notes if self.scales is None else [*notes, _SCALED_NOTE]

@@ -1,9 +1,4 @@
-"""The rows of a pandas index as cells of a grid: one axis for each of its levels.
-
-    place of a row = its positions in the levels, in grid order
-
-Combinations of levels that have no row are cells of the grid too: gaps, which are not returned.
-"""
+"""The rows of a pandas index as cells of a grid, with one axis per level of the index."""
 
 import math
 import sys
@@ -11,19 +6,23 @@ from typing import Any
 
 import numpy as np
 
-_FAR_FROM_A_GRID = 50  # so many cells a row are hardly meant
+_MAX_CELLS_PER_ROW = 50  # an index with more cells than this for each row is hardly meant as a grid
 
 
-def is_a(values: Any, library: str, kind: str) -> bool:
-    """Whether `values` is of an optional library's class, without importing that library."""
+def is_a(values: Any, library: str, name: str) -> bool:
+    """Whether `values` is an instance of a class of an optional library, which is not imported for the question."""
     module = sys.modules.get(library)
-    return module is not None and isinstance(values, getattr(module, kind))
+    return module is not None and isinstance(values, getattr(module, name))
 
 
 class IndexGrid:
-    """`coordinates` and `names`, one for each level; `places`: the flat cell of each row.
+    """The rows of a pandas index as cells of a grid, with one axis per level of the index.
 
-    :param default: what to call a level without a name.
+    `coordinates` and `names` have one entry per level, `cells` has the flat cell of each row. Combinations of levels
+    without a row are cells of the grid as well: gaps, which are not returned.
+
+    :param index: a pandas Index or MultiIndex.
+    :param default: the name of a level that has none.
     """
 
     shape: tuple[int, ...]
@@ -34,7 +33,7 @@ class IndexGrid:
         else:
             self.coordinates = [None if _is_count(index) else index]
             self.names, self.shape = [str(index.name or default)], (len(index),)
-            self.places = np.arange(len(index))
+            self.cells = np.arange(len(index))
 
     def _unstack(self, index: Any, default: str) -> None:
         index = index.remove_unused_levels()
@@ -52,14 +51,14 @@ class IndexGrid:
                 f"{', '.join(self.names)}: row {row}, ({labels}), occurs twice, expected each combination at most "
                 "once; to average duplicates, use values.groupby(level=...).mean()"
             )
-        if math.prod(self.shape) > _FAR_FROM_A_GRID * len(index):
+        if self.size > _MAX_CELLS_PER_ROW * len(index):
             raise ValueError(
                 f"{', '.join(self.names)}: got {len(index):,} rows for {' x '.join(map(str, self.shape))} cells, "
-                "expected most of a grid; drop levels that follow from others, and round coordinates that should be "
-                "equal"
+                "expected most of a grid; drop levels that are functions of others, and round coordinates that should "
+                "be equal"
             )
         self.coordinates = [None if _is_count(level) else level for level in index.levels]
-        self.places = np.ravel_multi_index(codes, self.shape)
+        self.cells = np.ravel_multi_index(codes, self.shape)
 
     @property
     def size(self) -> int:
@@ -67,5 +66,5 @@ class IndexGrid:
 
 
 def _is_count(index: Any) -> bool:
-    """The labels 0, 1, .. that a table has that was given none."""
+    """Whether the labels are 0, 1, .., which pandas gives to a table without labels."""
     return is_a(index, "pandas", "RangeIndex") and (index.start, index.step) == (0, 1)

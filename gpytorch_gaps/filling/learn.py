@@ -1,10 +1,9 @@
-"""Hyperparameters from windows: the sum of their exact log-likelihoods, by dense algebra, ascended by Adam.
+"""Hyperparameters from windows: Adam maximizes the sum of the exact log-likelihoods of the windows.
 
     log p = Σ_w log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I)
 
-Windows are treated as independent of each other, which only costs precision of the estimate. Candidates, kernels of
-another roughness or of several scales, are compared by short runs on a few windows, the better ones by longer runs; the
-best goes on with all.
+Windows are treated as independent, which only costs precision of the estimate. Candidate kernels are compared by short
+runs on a few windows, the best of them by longer runs, and the winner is trained on all windows.
 """
 
 import math
@@ -13,150 +12,147 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.autograd.normal_log_prob import normal_log_prob
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.model import PlaneMean, Term, make_likelihood
+from gpytorch_gaps.filling.model import ProductTerm, TrendMean, make_likelihood, make_model
 from gpytorch_gaps.filling.windows import Window
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.training.fit import fit
 from gpytorch_gaps.training.history import FitError, History
 from gpytorch_gaps.utils.progress import with_bar
 from gpytorch_gaps.utils.threads import threads_for
 
-SHORT, LONG = 10, 40  # steps
-_FINALISTS, _FURTHER = 3, 20  # candidates that go on from the short run, and for how many steps more
-_LR = 0.15
-_PRICE, _LARGE = 0.01, 4e5  # nats an observation that a term more must gain, and observations that double that
+FIRST_STEPS, FURTHER_STEPS = 10, 20  # of all candidates, and of the finalists after these
+_FINALISTS = 3
+_LEARNING_RATE = 0.15
+_MIN_GAIN_PER_TERM = 0.01  # nats per observation
+_DOUBLE_GAIN_OBSERVATIONS = 4e5  # solves of more observations take longer, so another term has to gain more
+
+Candidate = tuple[str, Callable[[], list[ProductTerm]]]
+"""The name of a kernel, and a function that makes its terms."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """Observations of windows, and what is known before training.
+
+    :param windows: observations to learn from.
+    :param axes: the axes of the whole grid.
+    :param mean: the mean function, which is not trained.
+    :param variance: the variance that the kernel and the noise have to explain.
+    :param noise_floor: the smallest noise, as a share of the variance.
+    :param num_observations: those of the whole grid.
+    """
+
+    windows: Sequence[Window]
+    axes: Sequence[Axis]
+    mean: TrendMean
+    variance: float
+    noise_floor: float
+    num_observations: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Terms and noise with their hyperparameters, and how they were found."""
+    """A kernel and noise with their hyperparameters, and how they were found."""
 
     name: str
-    terms: list[Term]
+    terms: list[ProductTerm]
     likelihood: GappyGridLikelihood
-    loss: float
-    history: History
+    loss: float = math.inf
+    history: History | None = None
 
 
-class WindowModel(ExactGP):
-    """What is trained: terms, noise and a mean, known by windows alone. There is no distribution to ask for."""
+@dataclass(frozen=True, eq=False)
+class WindowTensors:
+    """A window as tensors.
 
-    def __init__(
-        self, parts: Sequence["_Part"], terms: Sequence[Term], likelihood: GappyGridLikelihood, mean: PlaneMean
-    ) -> None:
-        super().__init__(parts[0].x, parts[0].y, likelihood)
-        self.parts, self.terms, self.mean_module = list(parts), torch.nn.ModuleList(terms), mean
+    `picks` are rows of the identity, (N, m_i): products with them are far faster than indexing, above all backwards.
+    """
 
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        return MultivariateNormal(x.new_zeros(len(x)), DiagLinearOperator(x.new_ones(len(x))))
+    grid: CartesianGrid
+    picks: list[Tensor]
+    index: Tensor
+    y: Tensor
+    residual: Tensor
+
+    @classmethod
+    def of(cls, window: Window, axes: Sequence[Axis], mean: TrendMean) -> "WindowTensors":
+        grid = CartesianGrid([torch.from_numpy(axis.points[p]) for axis, p in zip(axes, window.positions, strict=True)])
+        columns = window.cells.unbind(-1)
+        picks = [torch.eye(size, dtype=torch.float64)[c] for size, c in zip(grid.shape, columns, strict=True)]
+        index = grid.ravel(columns)
+        return cls(grid, picks, index, window.values, window.values - mean(grid.points(index)))
 
 
 class WindowLogLikelihood(ExactMarginalLogLikelihood):
-    """The mean log-likelihood of an observation, over all windows, with the priors of the kernels."""
+    """The composite log marginal likelihood of several windows, per observation, with the priors of the kernels.
+
+    Windows share the kernels of `model`, which is the model of the first of them. All are evaluated by dense algebra,
+    so the lazy prior of the first that GPyTorch passes in is not evaluated.
+    """
+
+    def __init__(
+        self,
+        likelihood: GappyGridLikelihood,
+        model: ExactGP,
+        terms: Sequence[ProductTerm],
+        windows: Sequence[WindowTensors],
+    ) -> None:
+        super().__init__(likelihood, model)
+        self._terms, self._windows = list(terms), list(windows)
 
     def forward(self, function_dist: object, target: Tensor, *params: object, **kwargs: object) -> Tensor:
-        total, count = torch.zeros((), dtype=torch.float64), 0
-        for part in self.model.parts:
-            residual = part.y - self.model.mean_module(part.x)
-            total, count = total + normal_log_prob(residual, self._covariance(part)), count + len(part.y)
-        return self._add_other_terms(total, params) / count
+        total = torch.zeros((), dtype=torch.float64)
+        for window in self._windows:
+            total = total + normal_log_prob(window.residual, self._covariance(window))
+        return self._add_other_terms(total, params) / sum(len(window.y) for window in self._windows)
 
-    def _covariance(self, part: "_Part") -> Tensor:
+    def _covariance(self, window: WindowTensors) -> Tensor:
         """shape: (N, N)"""
-        covariance = self.likelihood.noise * torch.eye(len(part.y), dtype=torch.float64)
-        for term in self.model.terms:
+        covariance = self.likelihood.noise * torch.eye(len(window.y), dtype=torch.float64)
+        for term in self._terms:
             product = term.scale
-            for kernel, points, pick in zip(term.kernels, part.points, part.picks, strict=True):
+            for kernel, points, pick in zip(term.kernels, window.grid.axes, window.picks, strict=True):
                 product = product * (pick @ kernel(points).to_dense() @ pick.mT)
             covariance = covariance + product
         return covariance
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A window as tensors.
-
-    `picks` are rows of the identity, (N, m_i): as products they are far faster than indexing, above all backwards.
-    """
-
-    points: list[Tensor]
-    picks: list[Tensor]
-    x: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, window: Window, axes: Sequence[Axis]) -> "_Part":
-        points = [torch.from_numpy(axis.points[p]) for axis, p in zip(axes, window.positions, strict=True)]
-        picks = [
-            torch.eye(len(p), dtype=torch.float64)[c] for p, c in zip(points, window.cells.unbind(-1), strict=True)
-        ]
-        x = torch.cat([p[c] for p, c in zip(points, window.cells.unbind(-1), strict=True)], dim=-1)
-        return cls(points, picks, x, window.values)
-
-
-Candidate = tuple[str, Callable[[], list[Term]]]
-
-
 @threads_for(flops=0.0)  # windows have a few hundred observations
-def learn(
-    candidates: Sequence[Candidate],
-    windows: Sequence[Window],
-    axes: Sequence[Axis],
-    mean: PlaneMean,
-    variance: float,
-    floor: float,
-    steps: int = LONG,
-    progress: bool = True,
-    observations: float = 0.0,
-) -> Learned:
+def learn(candidates: Sequence[Candidate], data: TrainingData, steps: int, progress: bool = True) -> Learned:
     """The best of the candidates, trained on all windows.
 
-    :param floor: under the noise, as a share of the variance.
-    :param observations: in all: the more, the longer a solve takes, and the more must a term gain that makes it longer.
+    :param candidates: kernels to compare.
+    :param data: what to learn from.
+    :param steps: optimizer steps of the final training, at most.
+    :param progress: whether to show a bar for the final training.
     """
-    price = _PRICE * (1 + observations / _LARGE)
-    few = _some(windows)
-
-    def run(found: Learned, where: Sequence[Window], steps: int, progress: bool = False) -> Learned:
-        return _train(found.name, found.terms, found.likelihood, where, axes, mean, steps, progress)
-
-    field = [Learned(name, make(), make_likelihood(variance, floor), math.inf, History()) for name, make in candidates]
+    min_gain = _MIN_GAIN_PER_TERM * (1 + data.num_observations / _DOUBLE_GAIN_OBSERVATIONS)
+    windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
+    few = [*windows[:1], *windows[1:][-2:]]  # one of neighbouring cells and two with strides
+    field = [Learned(name, make(), make_likelihood(data.variance, data.noise_floor)) for name, make in candidates]
     if len(field) > 1:
         with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
-            for length, survivors in ((SHORT, _FINALISTS), (_FURTHER, 1)):
+            for length, survivors in ((FIRST_STEPS, _FINALISTS), (FURTHER_STEPS, 1)):
                 trained = []
                 for found in field:
-                    with suppress(FitError):  # a candidate that fails is none
-                        trained.append(run(found, few, length))
+                    with suppress(FitError):  # candidates that fail are dropped
+                        trained.append(_train(found, few, data.mean, length, progress=False))
                     bar.update()
-                field = sorted(trained or field[:1], key=lambda one: one.loss + price * len(one.terms))[:survivors]
-    return run(field[0], windows, steps, progress)
+                field = sorted(trained or field[:1], key=lambda one: one.loss + min_gain * len(one.terms))[:survivors]
+    return _train(field[0], windows, data.mean, steps, progress)
 
 
-def _some(windows: Sequence[Window]) -> list[Window]:
-    """The first, of neighbours, and the last two, at strides."""
-    return [*windows[:1], *windows[1:][-2:]]
-
-
-def _train(
-    name: str,
-    terms: list[Term],
-    likelihood: GappyGridLikelihood,
-    windows: Sequence[Window],
-    axes: Sequence[Axis],
-    mean: PlaneMean,
-    steps: int,
-    progress: bool,
-) -> Learned:
-    model = WindowModel([_Part.of(window, axes) for window in windows], terms, likelihood, mean)
-    mll = WindowLogLikelihood(likelihood, model)
-    history = fit(model, steps, lr=_LR, mll=mll, progress=progress, patience=10, min_improvement=0.05)
-    return Learned(name, terms, likelihood, min(history.loss), history)
+def _train(found: Learned, windows: Sequence[WindowTensors], mean: TrendMean, steps: int, progress: bool) -> Learned:
+    """Trains the parameters of `found` in place."""
+    terms, likelihood, first = found.terms, found.likelihood, windows[0]
+    model = make_model(first.grid, first.index, first.y, terms, likelihood, mean)
+    mll = WindowLogLikelihood(likelihood, model, terms, windows)
+    history = fit(model, steps, lr=_LEARNING_RATE, mll=mll, progress=progress, patience=10, min_improvement=0.05)
+    return Learned(found.name, terms, likelihood, min(history.loss), history)

@@ -2,14 +2,13 @@
 
     k(x, x') = Σ_t s_t Π_i k_ti(x_i, x_i')
 
-With one term it is the product kernel of the paper. With several, squared exponentials of growing length-scale, it is a
-mixture of scales: each term is separable and isotropic at once, so that their sum comes close to isotropic kernels,
-rough or of several scales, that are no products.
+One term is the product kernel of Evans & Nair (2018). Several squared exponentials of growing length-scale are a
+mixture of scales. Each of these terms is both separable and isotropic, so their sum approximates isotropic kernels that
+are not products: rough ones and those of several scales.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import gpytorch
 import torch
@@ -24,39 +23,49 @@ from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
 NOISE_FLOOR, NOISE_FLOOR_OF_MANY = 1e-6, 1e-3
-"""Of the variance of the data. Many observations are solved for by iterations, whose number grows as noise falls."""
+"""Smallest noise variance, as a share of the variance of the data.
 
-MANY = 4000
+Systems of many observations are solved by iterations, and small noise needs more of them.
+"""
+
+MANY_OBSERVATIONS = 4000
 
 
 def positive(least: float = 0.0) -> GreaterThan:
-    """Learned by its logarithm: a step of the optimizer is a share of it, whatever its units."""
+    """Constraint of a parameter that is learned by its logarithm: steps are relative, whatever its units."""
     return GreaterThan(least, transform=torch.exp, inv_transform=torch.log)
 
 
-class Term(torch.nn.Module):
-    """``s Π_i k_i``, without a grid: what windows and the whole grid have in common."""
+class ProductTerm(torch.nn.Module):
+    """``s Π_i k_i``, not bound to a grid: windows and the whole grid share its parameters.
+
+    :param kernels: one kernel per axis.
+    :param scale: the initial value of s.
+    """
 
     def __init__(self, kernels: Sequence[Kernel], scale: float) -> None:
         super().__init__()
         self.kernels = torch.nn.ModuleList(kernels)
-        self.raw_scale = torch.nn.Parameter(torch.tensor(math.log(scale), dtype=torch.float64))
+        self.raw_outputscale = torch.nn.Parameter(torch.tensor(math.log(scale), dtype=torch.float64))
 
     @property
     def scale(self) -> Tensor:
-        return self.raw_scale.exp()
+        return self.raw_outputscale.exp()
 
     def on(self, grid: CartesianGrid) -> ScaleKernel:
-        """The same kernels, not copies, on a grid."""
+        """The term as a kernel on a grid, with the same parameters, not copies of them."""
         kernel = ScaleKernel(GappyGridKernel(list(self.kernels), grid), outputscale_constraint=positive())
-        kernel.outputscale = self.scale.detach()
+        kernel.raw_outputscale = self.raw_outputscale
         return kernel
 
 
-class PlaneMean(Mean):
-    """``c + b'(x - x0)``: a constant and, where there is a trend, slopes. It is estimated before, and not trained.
+class TrendMean(Mean):
+    """``c + b'(x - x0)`` plus offsets of labels. All of it is estimated before training, and not trained.
 
-    With labels, an offset for each on top: `offsets` are pairs of a column of x, which holds codes 0, 1, .., and them.
+    :param constant: c.
+    :param slopes: b, zero where there is no trend. shape (D,).
+    :param centre: x0. shape (D,).
+    :param offsets: pairs of a column of x that holds codes 0, 1, .. and the offset of each code.
     """
 
     def __init__(
@@ -78,9 +87,26 @@ class PlaneMean(Mean):
 
 
 class FillModel(gpytorch.models.ExactGP):
-    """Coordinates are those of the axes: numbers as they are, times as days since the first, circles as points.
+    """The exact Gaussian process behind ``fill_gaps``, an ordinary ``ExactGP`` in the units of the data.
 
-    ``model.likelihood(model(x))`` predicts measurements anywhere, in the units of the data.
+    ``model.likelihood(model(x))`` predicts measurements anywhere. The columns of x are the coordinates of the axes:
+    numbers as they are, times as days since the first, positions on a circle as points of the plane.
+
+    :param x: coordinates of the observations, shape (N, D).
+    :param y: observations, shape (N,).
+    :param likelihood: Gaussian noise.
+    :param mean: the mean function.
+    :param kernel: a kernel on a grid, or a sum of such kernels.
+
+    >>> import gpytorch, numpy as np, torch
+    >>> import gpytorch_gaps as gaps
+    >>> values = np.sin(np.arange(12.0) / 3)
+    >>> values[4:6] = np.nan
+    >>> model = gaps.fill_gaps(values, kernels=[gpytorch.kernels.RBFKernel()], steps=5, progress=False).model
+    >>> with torch.no_grad():
+    ...     between = model.likelihood(model(torch.tensor([[2.5]], dtype=torch.float64)))
+    >>> between.mean.shape
+    torch.Size([1])
     """
 
     def __init__(self, x: Tensor, y: Tensor, likelihood: GappyGridLikelihood, mean: Mean, kernel: Kernel) -> None:
@@ -92,15 +118,21 @@ class FillModel(gpytorch.models.ExactGP):
 
 
 def make_likelihood(variance: float, floor: float = NOISE_FLOOR, share: float = 0.02) -> GappyGridLikelihood:
-    """Noise that begins as a share of the variance of the data, and is learned by its logarithm."""
+    """Noise that starts as a share of the variance of the data."""
     likelihood = GappyGridLikelihood(noise_constraint=positive(floor * variance)).double()
     likelihood.noise = max(share, 2 * floor) * variance
     return likelihood
 
 
 def make_model(
-    x: Tensor, y: Tensor, grid: CartesianGrid, terms: Sequence[Any], likelihood: GappyGridLikelihood, mean: Mean
+    grid: CartesianGrid,
+    index: Tensor,
+    y: Tensor,
+    terms: Sequence[ProductTerm],
+    likelihood: GappyGridLikelihood,
+    mean: Mean,
 ) -> FillModel:
+    """The model of observations `y` at the cells `index` of a grid."""
     kernels = [term.on(grid) for term in terms]
     kernel = kernels[0] if len(kernels) == 1 else AdditiveKernel(*kernels)
-    return FillModel(x, y, likelihood, mean, kernel).double().eval()
+    return FillModel(grid.points(index), y, likelihood, mean, kernel).double().eval()

@@ -1,6 +1,5 @@
-"""What ``fill_gaps`` was asked for, checked before anything is computed."""
+"""The options of ``fill_gaps``, checked before anything is computed."""
 
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +7,13 @@ from typing import Any
 from gpytorch.kernels import Kernel
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.reconstruction.inputs import positive
+from gpytorch_gaps.utils.checks import check_integer, check_number
 
 
 @dataclass(frozen=True)
 class Options:
+    """The options of ``fill_gaps``, which describes them."""
+
     kernels: Any = "auto"
     periods: Any = None
     trend: bool = True
@@ -30,32 +31,30 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected True or False")
         for name, least in (("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, expected an integer of at least {least}")
-        positive("tolerance", self.tolerance)
-        positive("memory", self.memory)
+            check_integer(name, getattr(self, name), at_least=least)
+        check_number("tolerance", self.tolerance, above=0)
+        check_number("memory", self.memory, above=0)
 
     def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
-        """The user's kernel of each axis, None where it is for us to choose."""
+        """The user's kernel of each axis, None where one is to be chosen."""
         return [_kernel(axis, one) for axis, one in zip(axes, _by_axis("kernels", self.kernels, axes), strict=True)]
 
     def periods_of(self, axes: Sequence[Axis]) -> list[list[float] | None]:
-        """The user's periods of each axis, in its units, None where they are to be found."""
+        """The user's periods of each axis, in its units, None where they are to be detected."""
         found: list[list[float] | None] = []
         for axis, given in zip(axes, _by_axis("periods", self.periods, axes), strict=True):
             if given is None:
                 found.append(None)
                 continue
             listed = given if isinstance(given, Sequence) else [given]
-            found.append([positive(f"periods: {axis.name}", one) for one in listed])
+            found.append([check_number(f"periods: {axis.name}", one, above=0) for one in listed])
             if found[-1] and axis.points.shape[1] > 1:
                 raise ValueError(f"periods: {axis.name} is a {axis.kind}, expected an axis of one column")
         return found
 
 
 def _by_axis(argument: str, given: Any, axes: Sequence[Axis]) -> list[Any]:
-    """One entry an axis, from a list or from a mapping by name or number."""
+    """One entry per axis, from a list or from a mapping by name or number."""
     names = [axis.name for axis in axes]
     if given is None or (isinstance(given, str) and given == "auto"):
         return [None] * len(axes)

@@ -1,5 +1,6 @@
-"""What a filling did, what it is worth, and what to know about it."""
+"""Report of a filling: what was done, and the error to expect."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,46 +11,66 @@ from gpytorch_gaps.training.history import History
 
 @dataclass(frozen=True, eq=False)
 class FillReport:
-    """How gaps were filled. ``print(report)`` says it in words, ``report.as_dict()`` in numbers that JSON takes."""
+    """How gaps were filled, and the error to expect.
+
+    ``print(report)`` gives a summary in words, ``report.as_dict()`` one that can be written as JSON.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> report = gaps.fill_gaps(np.array([1.0, np.nan, 1.0]), progress=False).report
+    >>> report.num_gaps, report.num_cells
+    (1, 3)
+    >>> report.notes
+    ('all observations are equal: all gaps were set to their value. No uncertainty estimate is available: std is NaN \
+there.',)
+    """
 
     shape: tuple[int, ...]
+    """Shape of the array."""
     num_gaps: int
+    """Number of gaps."""
     axes: tuple[str, ...] = ()
-    """What each dimension was taken for."""
+    """Interpretation of each dimension, such as "time: 24 times, 699 days"."""
     kernel: str = ""
+    """Name of the chosen kernel."""
     noise_std: float | None = None
-    """Standard deviation of the noise of a measurement, in units of the data."""
+    """Standard deviation of the noise of a measurement, in the units of the data."""
     held_out: Score | None = None
-    """Scores of observations that were withheld, as far from data as the gaps are, and predicted from the others."""
+    """Scores of observations that were withheld, as far from data as the gaps are, and predicted from the others.
+
+    None if none were withheld.
+    """
     expected_rmse: float | None = None
-    """Root mean square error to expect of a measurement in the gaps: what the model expects there, corrected by how far
-    off it was at withheld observations. None where neither standard deviations nor a check were asked for."""
+    """Root mean square error to expect in the gaps, of measurements, noise included.
+
+    It is the error that the model expects there, corrected by its errors at withheld observations. None if neither
+    standard deviations nor a check were asked for.
+    """
     like_the_gaps: bool | None = None
-    """Whether withheld observations were about as hard to predict as the gaps are."""
+    """Whether the model expects about the same error of withheld observations as in the gaps."""
     solve: SolveReport | None = None
-    """Of the mean."""
+    """Report of the solve for the posterior mean."""
     std_method: str = ""
+    """How standard deviations were computed, such as "exact" or "from 64 samples"."""
     history: History | None = None
-    """Of the training."""
+    """Losses and further records of the training."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By what they went to."""
+    """Wall-clock seconds per phase."""
     notes: tuple[str, ...] = ()
+    """What to know about the result, in sentences."""
 
     @property
     def num_cells(self) -> int:
-        cells = 1
-        for size in self.shape:
-            cells *= size
-        return cells
+        """Number of cells, gaps included."""
+        return math.prod(self.shape)
 
     @property
     def error_in_std(self) -> float | None:
-        """Certified bound on what the solver left of the mean's error, in posterior standard deviations."""
+        """Certified bound on the solver's error of the mean, in posterior standard deviations."""
         return None if self.solve is None else self.solve.error_in_std
 
     @property
     def expected_error(self) -> str:
-        """Such as "RMSE 0.45 expected in the gaps; held-out RMSE 0.42, 95 % intervals cover 94 %"."""
+        """In words, such as "RMSE 0.45 expected in the gaps; held-out RMSE 0.42, 95 % intervals cover 94 %"."""
         words = []
         if self.expected_rmse is not None:
             words.append(f"RMSE {self.expected_rmse:.3g} expected in the gaps")
@@ -59,6 +80,7 @@ class FillReport:
         return "; ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
+        """The report as a dictionary that can be written as JSON."""
         solve = self.solve
         return {
             "shape": list(self.shape),

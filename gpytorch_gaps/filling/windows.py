@@ -1,31 +1,29 @@
-"""Small parts of a grid that hyperparameters are learned from: some of neighbouring cells, some of cells far apart.
+"""Windows: small parts of a grid from which hyperparameters are learned, some dense, some with strides.
 
-Each is a grid itself, ``start, start + stride, ..`` along every axis, and holds few enough observations for dense
-algebra. Neighbours tell of roughness, noise and short distances; strides of the size of the grid of long ones.
+Each window is a grid itself, ``start, start + stride, ..`` along every axis, with few enough observations for dense
+algebra. Neighbouring cells determine roughness, noise and short length-scales, cells far apart the long length-scales.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Reader = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""The values at a product of positions, one array of them for each axis; NaN at gaps."""
+from gpytorch_gaps.filling.grid_values import GridValues, even_sides
 
-OBSERVATIONS = 360
-"""Of a window: a Cholesky factor of it takes a few milliseconds."""
+MAX_WINDOW_OBSERVATIONS = 360
+"""A Cholesky factor of so many observations takes a few milliseconds."""
 
-_READ = 4_000_000  # cells of a window that are looked at for observations
-_TRIES = 12
-_FULL_ENOUGH = 0.6
+_MAX_CELLS_READ = 4_000_000  # per window
+_MAX_TRIES = 12  # places that are tried for a window
+_FULL_ENOUGH = 0.6  # share of the possible observations at which a place is accepted
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """`positions` of each axis, and the observed cells among their product: `cells` (N, d) and `values` (N,)."""
+    """`positions` along each axis, and the observed cells of their product: `cells` (N, d) and `values` (N,)."""
 
     positions: list[np.ndarray]
     cells: Tensor
@@ -35,39 +33,44 @@ class Window:
         return len(self.values)
 
 
-def all_of(values: np.ndarray) -> Window:
+def whole_window(values: np.ndarray) -> Window:
+    """All observations of a small grid."""
     return _window([np.arange(size) for size in values.shape], values, math.inf, np.random.default_rng(0))
 
 
 def choose_windows(
-    read: Reader, shape: Sequence[int], whole: Sequence[bool], count: int, generator: np.random.Generator,
-    density: float = 1.0, through: np.ndarray | None = None,
-) -> list[Window]:  # fmt: skip
-    """`count` windows: two in three of neighbours, the others at strides up to the largest that there are.
+    source: GridValues,
+    count: int,
+    generator: np.random.Generator,
+    density: float = 1.0,
+    through: np.ndarray | None = None,
+) -> list[Window]:
+    """`count` windows: two in three of neighbouring cells, the others with strides up to the size of the grid.
 
-    :param whole: axes whose places are taken as they come, without distances: labels.
-    :param density: the share of cells that are observed. Where it is small, windows are wide.
-    :param through: cells (count, d), one for each window to hold. Default: windows lie anywhere.
+    :param source: the grid and its values. Labels have no distances: they are chosen at random.
+    :param density: the share of cells that are observed. If it is small, windows are wide.
+    :param through: cells (count, d), one per window to contain. Default: windows lie anywhere.
     """
-    size = np.array(shape)
-    sides = _sides(size, min(1.5 * OBSERVATIONS * max(1.0, 0.5 / max(density, 1e-9)), _READ))
-    widest = np.maximum(size // sides, 1)
+    size, labels = source.shape, [axis.kind == "label" for axis in source.axes]
+    wanted_cells = 1.5 * MAX_WINDOW_OBSERVATIONS * max(1.0, 0.5 / max(density, 1e-9))
+    sides = even_sides(size, min(wanted_cells, _MAX_CELLS_READ), round)
+    widest = np.array(size) // sides
     far = max(1, count // 3)
     windows = []
     for number in range(count):
-        share = max(0, number - (count - far) + 1) / far  # 0: neighbours, 1: as far apart as the grid is wide
+        share = max(0, number - (count - far) + 1) / far  # 0: neighbouring cells, 1: spread over the grid
         stride = np.maximum(1, np.rint(widest**share)).astype(int)
         best: Window | None = None
         cell = [None] * len(size) if through is None else [int(at) for at in through[number]]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             positions = [
-                _some(m, n, at, generator) if one else _stretch(m, n, step, at, generator)
-                for m, n, step, at, one in zip(size, sides, stride, cell, whole, strict=True)
+                _some(m, n, at, generator) if label else _stretch(m, n, step, at, generator)
+                for m, n, step, at, label in zip(size, sides, stride, cell, labels, strict=True)
             ]
-            window = _window(positions, read(positions), OBSERVATIONS, generator)
+            window = _window(positions, source.read(positions), MAX_WINDOW_OBSERVATIONS, generator)
             if best is None or len(window) > len(best):
                 best = window
-            if len(best) >= _FULL_ENOUGH * min(OBSERVATIONS, density * math.prod(sides)):
+            if len(best) >= _FULL_ENOUGH * min(MAX_WINDOW_OBSERVATIONS, density * math.prod(sides)):
                 break
         assert best is not None
         if len(best) > 1:
@@ -75,17 +78,8 @@ def choose_windows(
     return windows
 
 
-def _sides(size: np.ndarray, cells: float) -> np.ndarray:
-    """As even as the axes allow, with about as many cells in all: short axes are taken whole."""
-    sides = np.ones(len(size))
-    for axis, at in enumerate(np.argsort(size)):
-        left = len(size) - axis
-        sides[at] = min(size[at], round((cells / sides.prod()) ** (1 / left)))
-    return np.maximum(sides, 1).astype(int)
-
-
 def _some(size: int, count: int, through: int | None, generator: np.random.Generator) -> np.ndarray:
-    """Places of labels, `through` among them."""
+    """`count` labels at random, `through` among them."""
     order = generator.permutation(size)
     if through is not None:
         order = np.concatenate([[through], order[order != through]])
@@ -93,6 +87,7 @@ def _some(size: int, count: int, through: int | None, generator: np.random.Gener
 
 
 def _stretch(size: int, count: int, stride: int, through: int | None, generator: np.random.Generator) -> np.ndarray:
+    """`count` positions with this stride, `through` among them if possible."""
     reach = (count - 1) * stride + 1
     start = int(generator.integers(0, max(1, size - reach + 1)))
     if through is not None:
@@ -103,11 +98,12 @@ def _stretch(size: int, count: int, stride: int, through: int | None, generator:
 
 
 def _window(positions: list[np.ndarray], values: np.ndarray, most: float, generator: np.random.Generator) -> Window:
+    """The window of the observed cells, or of `most` of them."""
     cells = np.argwhere(~np.isnan(values))
     if len(cells) > most:
         cells = cells[np.sort(generator.permutation(len(cells))[: int(most)])]
     observed = values[tuple(cells.T)]
-    # places without observations would only make kernels larger
+    # positions without observations would only make kernel matrices larger
     used = [np.unique(column, return_inverse=True) for column in cells.T]
     positions = [p[places] for p, (places, _) in zip(positions, used, strict=True)]
     cells = np.stack([where for _, where in used], axis=1)

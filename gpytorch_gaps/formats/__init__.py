@@ -1,21 +1,42 @@
-"""Gappy arrays from files, and results back into files: ``open_file``, ``check_output``, ``Opened.write``.
+"""Reads arrays with gaps from files, and writes results back: everything else in a file stays as it was.
 
-Formats by suffix: .npy, .npz, .nc (netCDF 3 and 4), .zarr (a directory), .csv, .tif / .tiff, .png. Packages
-that a format needs are imported when such a file is met, never before.
+Formats by suffix: .npy, .npz, .nc (netCDF 3 and 4), .zarr (a directory), .csv, .tif / .tiff, .png. A package that a
+format needs is imported when such a file is opened.
 """
 
 from pathlib import Path
 
-from gpytorch_gaps.formats import images, numpy_files, tables, tiff_files, xarray_files  # noqa: F401  each adds its formats
-from gpytorch_gaps.formats.opened import Opened, format_of, require
+from gpytorch_gaps.formats import arrays, netcdf, npz, png, tables, tiff, zarr_store  # noqa: F401  each adds its suffix
+from gpytorch_gaps.formats.opened import OpenedFile, format_of, require
 
-__all__ = ["Opened", "check_output", "open_file"]
+__all__ = ["OpenedFile", "check_output", "open_file"]
 
 
-def open_file(path: Path | str, variable: str | None = None, gap_value: float | None = None) -> Opened:
-    """What the file holds, read lazily where its format allows; entries equal to `gap_value` are gaps, as NaN is.
+def open_file(path: Path | str, variable: str | None = None, gap_value: float | None = None) -> OpenedFile:
+    """Opens a file with gaps; it is read lazily if its format allows.
 
-    `variable` picks one array of an .npz, .nc or .zarr file, or one column of a .csv table.
+    :param path: the file, or the directory of a .zarr store.
+    :param variable: one array of an .npz, .nc or .zarr file, or one column of a .csv table. Default: all variables of
+        numbers; of an .npz file, the only array with gaps.
+    :param gap_value: a number that marks a gap, as NaN does.
+    :return: the opened file, a context manager; its `data` and `axes` are arguments of
+        :func:`gpytorch_gaps.fill_gaps`.
+    :raises ValueError: if the file is not readable as its suffix says, or holds no real numbers.
+    :raises FileNotFoundError: if there is no such file.
+    :raises ImportError: if a package for the format is missing.
+
+    >>> import numpy, tempfile
+    >>> from pathlib import Path
+    >>> import gpytorch_gaps as gaps
+    >>> path = Path(tempfile.mkdtemp()) / "waves.npy"
+    >>> values = numpy.sin(numpy.arange(30.0))
+    >>> values[7:9] = numpy.nan
+    >>> numpy.save(path, values)
+    >>> with gaps.formats.open_file(path) as opened:
+    ...     filled = gaps.fill_gaps(opened.data, opened.axes, std=False, check=False, steps=5, progress=False)
+    ...     opened.write(filled.mean, path.with_name("filled.npy"))
+    >>> bool(numpy.isfinite(numpy.load(path.with_name("filled.npy"))).all())
+    True
     """
     path = Path(path)
     kind = format_of(path)
@@ -32,6 +53,23 @@ def open_file(path: Path | str, variable: str | None = None, gap_value: float | 
     return kind.read(path, variable, gap_value)
 
 
-def check_output(path: Path | str, opened: Opened, lossless: bool = False) -> None:
-    """Refuses, before any work, an output that ``opened.write(.., path, lossless=lossless)`` could not write."""
+def check_output(path: Path | str, opened: OpenedFile, lossless: bool = False) -> None:
+    """Checks, before any work, that :meth:`OpenedFile.write` can write a result of an opened file.
+
+    :param path: the file to write; its suffix names the format.
+    :param opened: the opened file.
+    :param lossless: as of :meth:`OpenedFile.write`.
+    :raises ValueError: if the format cannot hold the result, or nothing can be written at this path.
+    :raises ImportError: if a package for the format is missing.
+
+    >>> import numpy, tempfile
+    >>> from pathlib import Path
+    >>> from gpytorch_gaps.formats import check_output, open_file
+    >>> path = Path(tempfile.mkdtemp()) / "cube.npy"
+    >>> numpy.save(path, numpy.zeros((2, 3, 4)))
+    >>> check_output(path.with_name("out.npz"), open_file(path))
+    >>> check_output(path.with_name("out.csv"), open_file(path))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: output: ...cube.npy has the shape (2, 3, 4), but a .csv table has two dimensions at most; write ...
+    """
     opened.check(Path(path), lossless)

@@ -1,78 +1,107 @@
-"""What a file holds, and how to write such a thing again: one subclass of `Opened` a format."""
+"""What all formats share: the class of an opened file, the table of formats, and checks with readable messages."""
 
 import importlib
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpytorch_gaps.utils.files import require_place, require_writable
+from gpytorch_gaps.utils.files import require_place
 
-FORMATS: dict[str, type["Opened"]] = {}
+FORMATS: dict[str, type["OpenedFile"]] = {}
+"""The class of each suffix; a subclass of `OpenedFile` adds itself."""
 
 
-class Opened(ABC):
-    """`data` as ``fill_gaps`` takes it, `axes` where the file tells the coordinates beside the array, else None.
+class OpenedFile(ABC):
+    """A file with gaps, opened by :func:`gpytorch_gaps.formats.open_file`. A context manager: leaving it closes it.
 
-    `write` takes what is of the kind of `data`. In the format that was opened everything else in the file stays as it
-    was; in another format the conversion is the plain one. A context manager: leaving it closes the file.
+    :ivar data: the values as :func:`gpytorch_gaps.fill_gaps` takes them: an array, masked array, DataFrame, DataArray
+        or Dataset.
+    :ivar axes: coordinates for ``fill_gaps`` if the file has them beside the array, else None.
+    :ivar name: the name of the array, ``"values"`` if it has none.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[tuple[str, ...]] = ()  # imported when such a file is read or written
     directory: ClassVar[bool] = False
     has_variables: ClassVar[bool] = False
+    holds_one_array: ClassVar[bool] = True
+    dimensions: ClassVar[range] = range(1, 65)  # of the arrays of other formats that can be written
+    limits: ClassVar[str] = ""  # the same in words, for an error message
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         FORMATS.update(dict.fromkeys(cls.suffixes, cls))
 
-    def __init__(self, path: Path, data: Any, axes: list | None = None, name: str = "values") -> None:
-        self.path, self.data, self.axes, self.name = path, data, axes, name
+    def __init__(self, path: Path, data: Any, name: str = "values") -> None:
+        self.path, self.data, self.name = path, data, name
+        self.axes: list | None = None
         self.coordinates: list[tuple[str, np.ndarray] | None] = []  # `axes` with their names, as the file has them
 
     @classmethod
     @abstractmethod
-    def read(cls, path: Path, variable: str | None, gap_value: float | None) -> "Opened": ...
+    def read(cls, path: Path, variable: str | None, gap_value: float | None) -> "OpenedFile": ...
 
     @abstractmethod
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
-        """The opened file, with `filled` for its gaps."""
+        """Writes a copy of the opened file with its gaps filled."""
 
     @classmethod
     @abstractmethod
-    def _write_new(cls, opened: "Opened", filled: Any, path: Path) -> None:
-        """What was opened in another format."""
+    def _write_new(cls, opened: "OpenedFile", filled: Any, path: Path) -> None:
+        """Writes, in this format, the contents of a file of another format."""
 
     @classmethod
-    @abstractmethod
-    def _refuse(cls, opened: "Opened", path: Path, lossless: bool) -> None:
-        """Raises where this format cannot hold what was opened, in this format or another."""
+    def _refuse(cls, opened: "OpenedFile", path: Path, lossless: bool) -> None:
+        """Raises if this format cannot hold the contents of the opened file, which may be of any format."""
+        if not cls.holds_one_array:
+            return
+        shape = tuple(single_array(opened, opened.data, path).shape)
+        if len(shape) not in cls.dimensions and not isinstance(opened, cls):
+            raise ValueError(
+                f"output: {opened.path} has the shape {shape}, but a {path.suffix} {cls.limits}; "
+                "write .npy, .npz, .nc or .zarr"
+            )
 
-    def _converted(self, filled: Any, lossless: bool) -> Any:
-        """`filled` as it goes to another format."""
+    def _for_other_formats(self, filled: Any, lossless: bool) -> Any:
         return filled
 
     def check(self, path: Path, lossless: bool = False) -> None:
+        """Raises if :meth:`write` with the same arguments could not write. See :func:`check_output`."""
         kind = format_of(path)
         require(path, *kind.packages)
-        if kind.directory:
-            _require_store_place(path)
-            require_writable("output", path)
-        else:
-            require_place("output", path)
+        kind._require_place(path)
         kind._refuse(self, path, lossless)
 
-    def write(self, filled: Any, path: Path | str, lossless: bool = False) -> None:
-        """Writes all or nothing, in the format that the suffix of `path` names.
+    @classmethod
+    def _require_place(cls, path: Path) -> None:
+        require_place("output", path)
 
-        In the number type of the file: where that is an integer, or packs numbers into integers, filled entries are
-        rounded to it and observed ones stay as they were. `lossless` writes floating numbers as they are, every
-        entry: for what is not a filling of the file, such as a smoothed field.
+    def write(self, filled: Any, path: Path | str, lossless: bool = False) -> None:
+        """Writes a result, completely or not at all.
+
+        If the format is that of the opened file, everything but the gaps stays as it was, bit for bit; otherwise the
+        values are converted. Numbers keep the type of the file: if it stores integers, or packs numbers into integers,
+        filled values are rounded.
+
+        :param filled: an object of the type and shape of `data`. Gaps that are still gaps in it stay gaps.
+        :param path: the file to write; its suffix names the format. It may be the opened file.
+        :param lossless: write every entry, observed or not, as a floating-point number without rounding. For results
+            that are not the filled file, such as a smoothed field.
+        :raises ValueError: if the format cannot hold the result, or `filled` has another shape.
+
+        >>> import numpy, tempfile
+        >>> from pathlib import Path
+        >>> from gpytorch_gaps.formats import open_file
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> numpy.save(folder / "in.npy", numpy.array([[1, 99], [3, 4]], dtype="int16"))
+        >>> with open_file(folder / "in.npy", gap_value=99) as opened:
+        ...     opened.write(numpy.full((2, 2), 6.7), folder / "out.npy")
+        >>> numpy.load(folder / "out.npy").tolist()
+        [[1, 7], [3, 4]]
         """
         path = Path(path)
         self.check(path, lossless)
@@ -80,24 +109,29 @@ class Opened(ABC):
         if got != expected:
             raise ValueError(f"filled: got {got}, expected {expected}, as in {self.path}")
         kind = format_of(path)
-        with explained(f"output: {self.path} cannot be written as {path}", OSError):  # a full disk says so itself
+        with reraise_as(f"output: {self.path} cannot be written as {path}", OSError):
             if isinstance(self, kind):
                 self._write_again(filled, path, lossless)
             else:
-                kind._write_new(self, self._converted(filled, lossless), path)
+                kind._write_new(self, self._for_other_formats(filled, lossless), path)
 
     def write_deviations(self, deviations: Any, path: Path | str) -> None:
-        """Writes standard deviations, lossless: a scale of the file applies to them as to its values, an offset not."""
+        """Writes standard deviations, lossless. If the file has a scale and an offset, only the scale applies to them.
+
+        :param deviations: an object of the type and shape of `data`.
+        :param path: the file to write; its suffix names the format.
+        :raises ValueError: as :meth:`write`.
+        """
         self._of_deviations().write(deviations, path, lossless=True)
 
-    def _of_deviations(self) -> "Opened":
-        """This file, described as one of deviations."""
+    def _of_deviations(self) -> "OpenedFile":
+        """This file with the metadata of a file of standard deviations."""
         return self
 
     def close(self) -> None:  # noqa: B027  most formats keep nothing open
-        """Lets go of the file; lazily read data cannot be read any more."""
+        """Closes the file. Data that are read lazily cannot be read any more."""
 
-    def __enter__(self) -> "Opened":
+    def __enter__(self) -> "OpenedFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,19 +139,21 @@ class Opened(ABC):
 
 
 def _shapes(data: Any) -> Any:
-    """The shape, by variable where there are several; labelled dimensions may come in any order."""
+    """The shape, by variable if there are several; labelled dimensions may come in any order."""
     if hasattr(data, "data_vars"):
         return {name: _shapes(data[name]) for name in sorted(data.data_vars, key=str)}
     return dict(sorted(data.sizes.items(), key=str)) if hasattr(data, "sizes") else tuple(data.shape)
 
 
-def format_of(path: Path) -> type[Opened]:
+def format_of(path: Path) -> type[OpenedFile]:
+    """The class of the format that the suffix names."""
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path}: got the suffix {path.suffix!r}, expected one of {', '.join(FORMATS)}")
+        raise ValueError(f"{path}: got the suffix {path.suffix!r}, expected one of {', '.join(sorted(FORMATS))}")
     return FORMATS[path.suffix.lower()]
 
 
 def require(path: Path, *packages: str) -> None:
+    """Imports packages; names the extra to install if one is missing."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -127,8 +163,8 @@ def require(path: Path, *packages: str) -> None:
 
 
 @contextmanager
-def explained(what: str, *passed: type[Exception]) -> Iterator[None]:
-    """What a library says, in whatever exception but the `passed` ones, as one ValueError that begins with `what`."""
+def reraise_as(what: str, *passed: type[Exception]) -> Iterator[None]:
+    """Turns any exception of a library, except the `passed` types, into a ValueError that begins with `what`."""
     try:
         yield
     except Exception as error:
@@ -139,29 +175,29 @@ def explained(what: str, *passed: type[Exception]) -> Iterator[None]:
 
 
 def reading(path: Path, expected: str) -> AbstractContextManager[None]:
-    """For a file that is there and may be broken; one that is not ours to read says so itself."""
-    return explained(f"{path}: not readable as {expected}", PermissionError)
+    """For reading a file that may be broken."""
+    return reraise_as(f"{path}: not readable as {expected}", PermissionError)
 
 
 def choose(path: Path, names: Iterable[str], variable: str) -> str:
+    """The variable, if it is one of the names."""
     names = list(names)
     if variable not in names:
-        raise ValueError(
-            f"{path}: got the variable {variable!r}, expected one of {', '.join(map(str, names)) or 'none'}"
-        )
+        listed = ", ".join(map(str, names)) or "none"
+        raise ValueError(f"{path}: got the variable {variable!r}, expected one of {listed}")
     return variable
 
 
 def require_numbers(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Real numbers, one or more, on one dimension or more."""
+    """Checks for real numbers, at least one, on at least one dimension."""
     if dtype.kind not in "iuf" or dtype.itemsize > 8:
         raise ValueError(f"{path}: {name} holds {dtype}, expected integers or floating numbers of at most 64 bits")
     if not shape or 0 in shape:
         raise ValueError(f"{path}: {name} has the shape {shape}, expected one dimension or more, none of them 0")
 
 
-def single_array(opened: Opened, data: Any, path: Path) -> Any:
-    """`data`, or its only variable; refuses several where one array is all that the format of `path` holds."""
+def single_array(opened: OpenedFile, data: Any, path: Path) -> Any:
+    """`data`, or its only variable; raises if there are several, for a format that holds one array."""
     if not hasattr(data, "data_vars"):
         return data
     names = list(data.data_vars)
@@ -173,27 +209,9 @@ def single_array(opened: Opened, data: Any, path: Path) -> Any:
     return data[names[0]]
 
 
-def write_store_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """`write_whole` for a directory: written beside `path`, which it replaces once it is complete."""
-    path = path.resolve()
-    partial, former = path.with_name(path.name + ".tmp"), path.with_name(f".{path.name}.former")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        write(partial)
-        if path.exists():  # a directory that is not empty cannot be replaced in one step
-            shutil.rmtree(former, ignore_errors=True)
-            path.rename(former)
-        partial.rename(path)
-    finally:
-        if former.exists() and not path.exists():
-            former.rename(path)
-        for leftover in (partial, former):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _require_store_place(path: Path) -> None:
-    marks = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata")
-    if path.exists() and not (path.is_dir() and (not any(path.iterdir()) or any((path / m).exists() for m in marks))):
-        raise ValueError(f"output: {path} exists and is no zarr store; expected a new name, or a store to replace")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"output: the directory of {path} does not exist; expected one that does")
+def table_names(table: Any, row: str, column: str) -> tuple[str, str, str]:
+    """Distinct names for the rows, the columns and the values of a DataFrame; `row` and `column` are the defaults."""
+    row = str(table.index.name or row)
+    column = str(table.columns.name or column)
+    column = column if column != row else f"{column}_"
+    return row, column, "values" if "values" not in (row, column) else "table_values"

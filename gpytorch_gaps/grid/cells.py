@@ -1,7 +1,7 @@
-"""Which cells of a grid a table of points names, and look-ups that are remembered.
+"""Cells of a table of points, and a cache of look-ups.
 
-Points come in three kinds. *On the grid*: a flat index says all. *On a grid of their own*: their coordinates, axis by
-axis, are few, so that they are cells of the grid of these, and a covariance with them has rectangular Kronecker
+Points are of one of three kinds. *On the grid*: a flat index describes them. *On a grid of their own*: they have few
+distinct coordinates per axis and are cells of the grid of these, so a covariance with them has rectangular Kronecker
 factors. *Scattered*: neither.
 """
 
@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.selection import ravel
+from gpytorch_gaps.utils.tensors import same_values
 
-_ROOM = 4  # a grid of their own may have so many times as many cells as there are points
+_MAX_CELLS_PER_POINT = 4  # largest ratio of cells to points for which points form a grid of their own
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of the grid of these axes. Axes of shape (m_i, d_i) each; index of shape (N,), last axis fastest."""
+    """Cells of the grid with the given axes."""
 
-    axes: tuple[Tensor, ...]
-    index: Tensor
+    axes: tuple[Tensor, ...]  # shape: (m_i, d_i) each
+    index: Tensor  # flat cells, last axis fastest, shape: (N,)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -33,29 +34,30 @@ class Cells:
 
 
 def on_grid(grid: CartesianGrid, x: Tensor) -> Cells | None:
-    """The cells of `grid` that the rows of x `(N, D)` are, or None if one of them is off it."""
+    """The points x `(N, D)` as cells of `grid`; None if one of them is not on it."""
     index = grid.index_of(x)
     return None if bool((index < 0).any()) else Cells(grid.axes, index)
 
 
 def own_grid(grid: CartesianGrid, x: Tensor) -> Cells | None:
-    """The rows of x `(N, D)` as cells of the grid of their own coordinates, or None if that grid is too large."""
+    """The points x `(N, D)` as cells of the grid of their own coordinates; None if that grid is too large."""
     axes, positions = [], []
     for columns in grid.columns:
         distinct, where = torch.unique(x[:, columns], dim=0, return_inverse=True)
         axes.append(distinct)
         positions.append(where)
     shape = tuple(len(axis) for axis in axes)
-    if math.prod(shape) > _ROOM * len(x):
+    if math.prod(shape) > _MAX_CELLS_PER_POINT * len(x):
         return None
     return Cells(tuple(axes), ravel(tuple(positions), shape))
 
 
 class Lookups:
-    """Remembers the last few answers by the *content* of x: never stale, whatever is done to x meanwhile.
+    """The last few look-ups, found by the *content* of the points, so that changes in place are noticed.
 
-    A comparison costs far less than a look-up, and the same index tensor comes back for the same points, by which
-    everything worked out from it is found again. Copies and pickles start empty.
+    Owned by a grid kernel, which shares it with the kernels that a composite kernel derives from it, and lives as long
+    as that kernel. A comparison costs much less than a look-up. The same points get the same index tensor, by which
+    :class:`~gpytorch_gaps.utils.cache.TensorCache` finds what was computed for it. Copies and pickles start empty.
     """
 
     def __init__(self, size: int = 4) -> None:
@@ -63,9 +65,10 @@ class Lookups:
         self._entries: deque[tuple[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Any]] = deque(maxlen=size)
 
     def get(self, name: str, grid: CartesianGrid, x: Tensor, compute: Callable[[], Any]) -> Any:
-        """``compute()``, or what it gave before for the same name, grid and points."""
+        """``compute()``, or its earlier result for the same name, grid and points."""
         for known, axes, copies, points, value in self._entries:
-            here = known == name and all(a is b for a, b in zip(axes, grid.axes, strict=True))  # a cast makes others
+            # a cast replaces the axes
+            here = known == name and all(a is b for a, b in zip(axes, grid.axes, strict=True))
             if here and same_values(points, x) and all(map(same_values, copies, axes)):
                 return value
         value = compute()

@@ -1,4 +1,4 @@
-"""From the forms in which data with gaps come, to a grid and its observations."""
+"""Converts data with gaps to a grid and its observations."""
 
 import warnings
 from collections.abc import Hashable, Sequence
@@ -11,33 +11,37 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import (
-    CartesianGrid,
-    first_equal_row,
-    observed_entries,
-    read,
-    refuse,
-    refuse_repeats,
-    unify,
-)
+from gpytorch_gaps.grid.cartesian import CartesianGrid, observed_entries
+from gpytorch_gaps.utils.checks import read_tensor, refuse_entries, refuse_repeats, to_common_dtype
+from gpytorch_gaps.utils.tensors import first_equal_row
 
 if TYPE_CHECKING:
     import xarray
 
-_FAR_FROM_A_GRID = 50  # so many cells a point are hardly meant
+_WARN_CELLS_PER_POINT = 50  # above this ratio, the points are probably not meant as a grid
 
 GridData = tuple[CartesianGrid, Tensor, Tensor]
 """A grid of D columns, the coordinates `(N, D)` of its observed cells, and the observations `(N,)`."""
 
 
 def from_array(values: ArrayLike | Tensor, axes: Sequence[ArrayLike | Tensor | None] | None = None) -> GridData:
-    """Grid, train_x and train_y of an array with gaps, observations in grid order.
+    """Grid and observations of an array with gaps.
 
-    Dimension i of `values` runs along axis i: its m_i coordinates `(m_i,)`, or m_i rows of a group `(m_i, d_i)`, or
-    None for 0, 1, .., m_i - 1. Gaps are NaN, or masked in a NumPy masked array. Arrays must agree on floating dtype
-    and device; integers, booleans and Python numbers follow the others, or take torch's default dtype.
+    :param values: one value per cell. NaN, or a masked entry of a NumPy masked array, marks a gap.
+    :param axes: coordinates of each dimension of `values`: shape (m_i,), or (m_i, d_i) for a group of d_i input
+        columns, or None for 0, 1, .., m_i - 1. All arrays must share one floating-point dtype and one device; integers,
+        booleans and Python numbers take that dtype, or torch's default one.
+    :return: the grid, train_x (N, D) and train_y (N,), observations in grid order.
+    :raises ValueError: if shapes, dtypes or devices do not match, a value is infinite, all values are gaps, or an axis
+        is not valid for :class:`CartesianGrid`.
+
+    >>> grid, train_x, train_y = from_array([[1.0, float("nan")], [2.0, 3.0]], [[0.0, 1.0], [10.0, 20.0]])
+    >>> grid.shape, train_y.tolist()
+    (torch.Size([2, 2]), [1.0, 2.0, 3.0])
+    >>> train_x.tolist()
+    [[0.0, 10.0], [1.0, 10.0], [1.0, 20.0]]
     """
-    given = read("values", values, booleans=True)
+    given = read_tensor("values", values, booleans=True)
     shape = given.tensor.shape
     if given.tensor.ndim == 0 or given.tensor.numel() == 0:
         raise ValueError(f"values: got shape {tuple(shape)}; expected one dimension or more, none of them 0")
@@ -45,7 +49,7 @@ def from_array(values: ArrayLike | Tensor, axes: Sequence[ArrayLike | Tensor | N
     if len(axes) != len(shape):
         raise ValueError(f"axes: got {len(axes)}; expected {len(shape)}, one for each dimension of values")
     coordinates = [range(m) if axis is None else axis for axis, m in zip(axes, shape, strict=True)]
-    tensor, *tables = unify(given, *(read(f"axis {i}", axis) for i, axis in enumerate(coordinates)))
+    tensor, *tables = to_common_dtype(given, *(read_tensor(f"axis {i}", axis) for i, axis in enumerate(coordinates)))
     grid = CartesianGrid(tables)
     for i, (m, expected) in enumerate(zip(grid.shape, shape, strict=True)):
         if m != expected:
@@ -57,15 +61,26 @@ def from_array(values: ArrayLike | Tensor, axes: Sequence[ArrayLike | Tensor | N
 def from_points(
     x: ArrayLike | Tensor, y: ArrayLike | Tensor, groups: Sequence[Sequence[int]] | None = None
 ) -> GridData:
-    """Grid, train_x and train_y of rows x `(N, D)`, y `(N,)` that lie on some of the cells of a grid, in any order.
+    """Grid and observations of scattered rows that lie on some cells of a grid, in any order.
 
-    Each column of x gives an axis, its distinct coordinates in ascending order; or each of `groups`, such as
-    `[[0], [1], [2, 3]]`, gives one from the distinct rows of its columns. The columns of train_x follow the axes: with
-    groups, they are those of x in the order in which the groups list them. The rows of train_x and train_y are those
-    given, without the ones where y is NaN, which shape the axes but are no observations. A cell has at most one row.
+    Each column of x gives an axis: its distinct coordinates in ascending order. Rows where y is NaN contribute
+    coordinates, but are not observations.
+
+    :param x: points, shape (N, D). Coordinates that belong to the same row of an axis must be exactly equal.
+    :param y: observations, shape (N,).
+    :param groups: columns of x that form one axis, such as `[[0], [1], [2, 3]]`. Default: one axis per column.
+    :return: the grid, train_x and train_y. Rows keep the order of x. Columns follow the axes: with `groups`, they are
+        in the order in which the groups list them.
+    :raises ValueError: if shapes, dtypes or devices do not match, x is not finite, y is infinite or NaN everywhere, two
+        rows are equal, or a column is not in exactly one group.
+
+    >>> x = torch.tensor([[0.0, 20.0], [1.0, 10.0], [0.0, 10.0]])
+    >>> grid, train_x, train_y = from_points(x, torch.tensor([1.0, 2.0, 3.0]))
+    >>> grid.shape, grid.index_of(train_x).tolist()
+    (torch.Size([2, 2]), [1, 2, 0])
     """
-    given = read("x", x)
-    points, targets = unify(given, read("y", y, booleans=True))
+    given = read_tensor("x", x)
+    points, targets = to_common_dtype(given, read_tensor("y", y, booleans=True))
     if points.ndim != 2 or points.shape[1] == 0:
         raise ValueError(f"x: got shape {tuple(points.shape)}; expected (N, D)")
     if targets.shape != points.shape[:1]:
@@ -76,14 +91,14 @@ def from_points(
     groups = [[group] if isinstance(group, int) else group for group in groups]
     if sorted(order) != list(columns) or not all(groups):
         raise ValueError(f"groups: got {groups}; expected each column of x, 0 to {columns[-1]}, in exactly one group")
-    refuse(~points.isfinite(), points, "x", "finite coordinates")
+    refuse_entries(~points.isfinite(), points, "x", "finite coordinates")
     observed = observed_entries("y", targets)
-    # Distinct as given, before any cast: one that merges coordinates is then refused by the grid.
+    # Made distinct before any cast: the grid refuses a cast that merges coordinates.
     raw = given.tensor.detach()
     grid = CartesianGrid([_distinct_rows(raw[:, list(group)]).to(points) for group in groups])
     points = points[:, order]
     refuse_repeats("x", points, keys=grid.index_of(points))
-    if grid.num_cells > _FAR_FROM_A_GRID * len(points):
+    if grid.num_cells > _WARN_CELLS_PER_POINT * len(points):
         warnings.warn(
             f"x: {len(points)} points make a grid of {' x '.join(map(str, grid.shape))} cells, nearly all of them "
             "gaps. Are they scattered, or do coordinates that should be equal differ by rounding? Then round x first; "
@@ -95,18 +110,30 @@ def from_points(
 
 
 def _distinct_rows(rows: Tensor) -> Tensor:
-    """The distinct ones among `rows` `(N, d)`, in lexicographic order."""
+    """The distinct rows of `rows` `(N, d)`, in lexicographic order."""
     if rows.shape[1] == 1:
         return torch.unique(rows).unsqueeze(-1)
     is_first = first_equal_row(rows, rows) == torch.arange(len(rows), device=rows.device)
-    return torch.unique(rows[is_first], dim=0)  # sorts them: slow on many, but few are left
+    return torch.unique(rows[is_first], dim=0)  # sorting rows is slow, but few are left
 
 
 def from_xarray(data_array: "xarray.DataArray") -> GridData:
-    """Grid, train_x and train_y of an xarray DataArray with NaN gaps, observations in grid order.
+    """Grid and observations of an xarray DataArray with gaps.
 
-    The coordinate of each dimension gives an axis in the dtype of the values: numbers as they are, times and
-    durations as days since the first, labels (strings, objects, booleans) and absent coordinates as 0, 1, .., m - 1.
+    The coordinate of each dimension gives an axis in the dtype of the values. Numbers are kept; times and durations
+    become days since the first; labels (strings, objects, booleans) and missing coordinates become 0, 1, .., m - 1.
+
+    :param data_array: the values. NaN marks a gap.
+    :return: the grid, train_x (N, D) and train_y (N,), observations in grid order.
+    :raises ImportError: if xarray is not installed.
+    :raises TypeError: if `data_array` is not a DataArray.
+    :raises ValueError: if a coordinate is neither a number, a time nor a label, or as :func:`from_array`.
+
+    >>> import xarray
+    >>> days = xarray.DataArray([1.0, float("nan"), 3.0], coords={"day": [0.0, 1.0, 5.0]})
+    >>> grid, train_x, train_y = from_xarray(days)
+    >>> train_x.flatten().tolist(), train_y.tolist()
+    ([0.0, 5.0], [1.0, 3.0])
     """
     try:
         import xarray
@@ -135,7 +162,7 @@ def _dimension_axis(data_array: "xarray.DataArray", dim: Hashable) -> list[float
 
 
 def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
-    """Dates of any calendar as days since the first; None, for 0, 1, .., m - 1, where they are labels."""
+    """Dates of any calendar as days since the first; None, which stands for 0, 1, .., m - 1, for labels."""
     if all(isinstance(entry, (str, bool, tuple)) for entry in objects):
         return None
     try:
@@ -152,8 +179,8 @@ def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
 def days_since_first(times: np.ndarray) -> np.ndarray:
     """Days since the first of `times`, datetime64 or timedelta64 of any unit.
 
-    Whole days and what remains of the day are exact as integers: neither overflows, whatever the span and unit, and
-    the remainder keeps its precision.
+    Whole days and the rest of the day are subtracted as integers, separately: neither overflows, for any span and unit,
+    and the rest keeps its precision.
     """
     day = times.astype(f"{times.dtype.kind}8[D]")
     remainder = times - day

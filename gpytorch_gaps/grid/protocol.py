@@ -1,4 +1,4 @@
-"""What the rest of the package knows of a kernel on a grid, so that no floor imports a higher one."""
+"""The interface of a kernel on a grid, for modules below `kernels`."""
 
 from abc import abstractmethod
 from typing import Any
@@ -11,12 +11,12 @@ from gpytorch_gaps.grid.cells import Cells
 
 
 class GridKernel(Kernel):
-    """A kernel that knows the grid its inputs lie on; :class:`gpytorch_gaps.GappyGridKernel` is the one there is."""
+    """A kernel with the grid on which its inputs lie, implemented by :class:`gpytorch_gaps.GappyGridKernel`."""
 
     grid: CartesianGrid
     solutions: Any
-    """Solutions for the data last conditioned on: a ``posterior.last_solutions.LastSolutions``."""
+    """Solutions for the last training data, a ``posterior.last_solutions.LastSolutions``. The kernel owns it."""
 
     @abstractmethod
     def cells_of(self, x: Tensor, training: bool = True) -> Cells | None:
-        """The points x `(N, D)` as cells of this grid or of one of their own; None if they are scattered."""
+        """Points `(N, D)` as cells of this grid, or of the grid of their own coordinates; None if scattered."""

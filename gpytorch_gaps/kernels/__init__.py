@@ -1,5 +1,12 @@
-"""GPyTorch kernels that know a grid."""
+"""GPyTorch kernels on a grid.
 
+Importing this package patches GPyTorch's sums and products of kernels: see
+:func:`gpytorch_gaps.kernels.composite.patch_composite_kernels`.
+"""
+
+from gpytorch_gaps.kernels.composite import patch_composite_kernels
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 
 __all__ = ["GappyGridKernel"]
+
+patch_composite_kernels()

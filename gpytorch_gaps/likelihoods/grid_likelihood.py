@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import gpytorch
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
@@ -14,31 +15,41 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLi
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, first_equal_row, refuse_other_grid, same_values
-from gpytorch_gaps.likelihoods.marginal_normal import MarginalNormal
-from gpytorch_gaps.likelihoods.noise import GivenNoise
+from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
+from gpytorch_gaps.likelihoods.noise import GivenNoise, as_variances
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
-from gpytorch_gaps.operators.inspect import grid_covariance, grid_points, one_member, row_points
+from gpytorch_gaps.operators.inspect import GridPoints, grid_covariance, grid_points
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.utils.tensors import first_equal_row
 
 
 class GappyGridLikelihood(GaussianLikelihood):
-    """``y = f + e``, e independent and Gaussian, for a model with a :class:`GappyGridKernel`.
+    """Gaussian likelihood ``y = f + e`` with independent noise e, for a model with a :class:`GappyGridKernel`.
 
-    Evaluates the kernel before it adds the noise, so that what GPyTorch solves with is our operator. Used like
-    ``gpytorch.likelihoods.GaussianLikelihood``: ``likelihood(model(x))``, ``mll(output, y)``.
+    Use it like ``gpytorch.likelihoods.GaussianLikelihood``: ``likelihood(model(x))``, ``mll(output, y)``. It evaluates
+    the kernel before it adds the noise, so that GPyTorch solves with the operators of this package.
 
-    :param noise: known variances: a number, or one for each observation. Default: learned.
+    At test points, the noise is that of their level or, if variances were given, that of the observation at the same
+    point. For other test points, pass it: ``likelihood(posterior, noise=...)``.
+
+    :param noise: known variances: one number, or one for each observation. Default: the noise is learned.
     :param noise_axis: learn one variance for every level of this axis of `grid`, such as one per output or station.
-        They whiten into the kernel's factors, so that fill-gaps applies as for one noise.
-    :param grid: the grid; needed with `noise_axis`.
-    :param noise_prior: of the learned noise.
-    :param noise_constraint: of the learned noise. GPyTorch's default keeps it above 1e-4.
-    :param batch_shape: of the learned noise, for a batch of models.
+        The fill-gaps method applies as for a single variance.
+    :param grid: the grid; required with `noise_axis`.
+    :param noise_prior: prior of the learned noise.
+    :param noise_constraint: constraint of the learned noise. GPyTorch's default keeps it above 1e-4.
+    :param batch_shape: batch shape of the learned noise, for a batch of models.
+    :raises ValueError: if variances are not finite and above 0, if options for given and learned noise are combined, or
+        if `noise_axis` is not an axis of `grid`.
 
-    Test points get the noise of their own level or, where variances were given, of the observation in their place;
-    at other points ``likelihood(posterior, noise=...)`` says what it is.
+    >>> GappyGridLikelihood().noise.shape
+    torch.Size([1])
+    >>> GappyGridLikelihood(noise=0.01).noise
+    tensor([0.0100])
+    >>> stations = CartesianGrid([range(100), range(3)])
+    >>> GappyGridLikelihood(noise_axis=1, grid=stations).noise.shape  # one per station
+    torch.Size([3])
     """
 
     def __init__(
@@ -55,9 +66,9 @@ class GappyGridLikelihood(GaussianLikelihood):
         if noise is not None:
             if noise_axis is not None or noise_prior is not None or noise_constraint is not None:
                 raise ValueError("noise: got known variances and options for learned ones; expected one or the other")
-            noise_model: Noise = GivenNoise(_variances(noise))
+            noise_model: Noise = GivenNoise(as_variances(noise))
         elif noise_axis is not None:
-            noise_model = MultitaskHomoskedasticNoise(_levels(noise_axis, grid), **learned)
+            noise_model = MultitaskHomoskedasticNoise(_num_levels(noise_axis, grid), **learned)
         else:
             noise_model = HomoskedasticNoise(**learned)
         _GaussianLikelihoodBase.__init__(self, noise_model)
@@ -70,7 +81,12 @@ class GappyGridLikelihood(GaussianLikelihood):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def get_fantasy_likelihood(self, **kwargs: Any) -> Any:
-        """For further observations, with their variances as ``noise=`` where those of the others were given."""
+        """Likelihood of a model with further observations.
+
+        :param kwargs: ``noise``, the variances of the further observations, if those of the others were given.
+        :return: the likelihood.
+        :raises ValueError: if ``noise`` is missing.
+        """
         fantasy = super().get_fantasy_likelihood(**kwargs)
         if not isinstance(self.noise_covar, GivenNoise) or self.noise.size(-1) == 1:
             return fantasy
@@ -79,17 +95,23 @@ class GappyGridLikelihood(GaussianLikelihood):
                 "noise: variances were given for the observations; expected those of the new ones too: "
                 "model.get_fantasy_model(x, y, noise=...)"
             )
-        new = _variances(kwargs["noise"])
+        new = as_variances(kwargs["noise"])
         batch = torch.broadcast_shapes(self.noise.shape[:-1], new.shape[:-1])
         parts = [noise.expand(*batch, noise.size(-1)) for noise in (self.noise, new)]
         fantasy.noise_covar = GivenNoise(torch.cat(parts, -1))
         return fantasy
 
-    # -- the marginal distribution -------------------------------------------------------------------------------------
-
     def marginal(
         self, function_dist: MultivariateNormal, *params: Any, noise: Tensor | None = None, **kwargs: Any
     ) -> MultivariateNormal:
+        """Distribution of noisy observations.
+
+        :param function_dist: distribution of the latent function.
+        :param params: the points, as in ``likelihood(f, x)``, where `function_dist` does not know them.
+        :param noise: variances to use instead of the likelihood's: a number, or one for each point.
+        :return: the distribution with noise.
+        :raises ValueError: if the noise has another precision than the mean, or is not known at a point.
+        """
         covariance = function_dist.lazy_covariance_matrix
         diagonal = self._diagonal(function_dist.mean.shape, covariance, params, noise)
         if diagonal.dtype != function_dist.mean.dtype:
@@ -104,58 +126,38 @@ class GappyGridLikelihood(GaussianLikelihood):
     def _shaped_noise_covar(
         self, base_shape: torch.Size, *params: Any, noise: Tensor | None = None, **kwargs: Any
     ) -> DiagLinearOperator:
-        """For the conditional distribution and expected log-probabilities, which come without a covariance."""
+        """GPyTorch's hook for conditional distributions and expected log-probabilities: there is no covariance."""
         return self._diagonal(base_shape, None, params, noise)
 
     def _diagonal(
         self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
     ) -> DiagLinearOperator:
+        """The noise covariance of `shape` points."""
         if noise is not None:
-            number = not torch.is_tensor(noise)
-            known = self.noise.new_full((1,), float(noise)) if number else noise
-            variances = _variances(known)
+            variances = as_variances(noise if torch.is_tensor(noise) else self.noise.new_full((1,), float(noise)))
             if variances.size(-1) not in (1, shape[-1]):
                 came = tuple(variances.shape)
                 raise ValueError(f"noise: got shape {came}, expected one variance for each of {shape[-1]} points")
             return DiagLinearOperator(variances.expand(*shape[:-1], shape[-1]))
         if self.noise_axis is not None:
-            return self._axis_noise(shape, covariance, params)
+            return self._axis_noise(self.noise_axis, shape, _points(covariance, params))
         if isinstance(self.noise_covar, GivenNoise) and _is_posterior(covariance):
             return self._given_at_test_points(shape, covariance)
         return self.noise_covar(shape=shape)
 
-    def _axis_noise(
-        self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...]
-    ) -> DiagLinearOperator:
-        """One variance per level: ``D = 1 (x) .. (x) D_k (x) .. (x) 1`` at the cells of the observations."""
+    def _axis_noise(self, noise_axis: int, shape: torch.Size, points: GridPoints) -> DiagLinearOperator:
+        """One variance per level: ``D = I ⊗ .. ⊗ D_k ⊗ .. ⊗ I`` at the cells of the points."""
         assert self.grid is not None
-        assert self.noise_axis is not None
         noise = self.noise.expand(*torch.broadcast_shapes(self.noise.shape[:-1], shape[:-1]), self.noise.size(-1))
-        found = None if covariance is None else grid_points(covariance)
-        points = getattr(covariance, "points", None) if _is_posterior(covariance) else None
-        if found is not None:  # the prior, of the observations most of the time
-            kernel, x = found
-            shared = one_member(x)
-            x = x if shared is None else shared
-            cells = None if shared is None else kernel.cells_of(shared)
-            if cells is not None and all(map(same_values, cells.axes, self.grid.axes)):
-                axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
-                axes[self.noise_axis] = noise
-                return SelectedKroneckerDiagOperator(*axes, index=cells.index)
-        elif points is not None:
-            x = points.x
-        else:
-            given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
-            if given is None and covariance is not None:
-                given = row_points(covariance)  # of a kernel that was not evaluated lazily
-            if not torch.is_tensor(given):
-                raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
-            x = given
+        cells = points.cells_on(self.grid)
+        if cells is not None:  # structured, for the covariance of the observations
+            axes = [torch.ones_like(axis[:, 0]).expand(*noise.shape[:-1], -1) for axis in self.grid.axes]
+            axes[noise_axis] = noise
+            return SelectedKroneckerDiagOperator(*axes, index=cells)
+        x, columns = points.x, self.grid.columns[noise_axis]
         if x.size(-1) != self.grid.num_columns:
             raise ValueError(f"x: got {x.size(-1)} columns, expected the grid's {self.grid.num_columns}")
-        axis = self.grid.axes[self.noise_axis]
-        columns = self.grid.columns[self.noise_axis]
-        level = first_equal_row(axis, x[..., columns])  # shape: (*batch, N)
+        level = first_equal_row(self.grid.axes[noise_axis], x[..., columns])  # shape: (*batch, N)
         if bool((level < 0).any()):
             row = tuple((level < 0).nonzero()[0].tolist())
             raise ValueError(
@@ -166,7 +168,7 @@ class GappyGridLikelihood(GaussianLikelihood):
         return DiagLinearOperator(noise.expand(*batch, -1).gather(-1, level.expand(*batch, -1)))
 
     def _given_at_test_points(self, shape: torch.Size, covariance: Any) -> DiagLinearOperator:
-        """The variance given for the observation in the same place."""
+        """At each test point, the variance given for the observation at the same point."""
         given = self.noise
         if given.size(-1) == 1:
             return self.noise_covar(shape=shape)
@@ -180,23 +182,38 @@ class GappyGridLikelihood(GaussianLikelihood):
         return DiagLinearOperator(given[..., where].expand(*shape[:-1], shape[-1]))
 
 
+class MarginalNormal(MultivariateNormal):
+    """``N(m, K + D)`` with a covariance that computes its own solves and log-determinants.
+
+    ``gpytorch.settings.fast_computations.log_prob`` chooses between these and a dense N x N factorization. It is a
+    setting of the process, which importing BoTorch turns off. Here ``settings.logdet_method`` decides instead;
+    ``logdet_method("exact")`` asks for a dense log-determinant.
+    """
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        with gpytorch.settings.fast_computations.log_prob(True):
+            return super().log_prob(value)
+
+
+def _points(covariance: LinearOperator | None, params: tuple[Any, ...]) -> GridPoints:
+    """The points of a distribution: those of its covariance, or else those passed to the likelihood."""
+    found = None if covariance is None else grid_points(covariance)
+    if found is not None:
+        return found
+    if _is_posterior(covariance) and covariance.points is not None:  # type: ignore[union-attr]
+        return GridPoints(covariance.points.x)  # type: ignore[union-attr]
+    given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
+    if not torch.is_tensor(given):
+        raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
+    return GridPoints(given)
+
+
 def _is_posterior(covariance: LinearOperator | None) -> bool:
-    """Whether it is a posterior's, which knows where its points lie; or nothing in its place."""
+    """Whether it is the covariance of a posterior, or the zero that replaces it, which has an attribute `points`."""
     return isinstance(covariance, PosteriorCovarianceOperator | ZeroLinearOperator) and hasattr(covariance, "points")
 
 
-def _variances(noise: ArrayLike | Tensor) -> Tensor:
-    tensor = noise if isinstance(noise, Tensor) else torch.as_tensor(noise)
-    if not torch.is_tensor(noise) and (tensor.dim() == 0 or not tensor.is_floating_point()):
-        tensor = tensor.to(torch.get_default_dtype())
-    tensor = tensor.unsqueeze(-1) if tensor.dim() == 0 else tensor
-    if not tensor.is_floating_point() or not bool((tensor > 0).all()) or not bool(tensor.isfinite().all()):
-        came = f"{tensor.dtype} with a minimum of {float(tensor.min())}"
-        raise ValueError(f"noise: got {came}, expected finite variances above 0")
-    return tensor
-
-
-def _levels(noise_axis: int, grid: CartesianGrid | None) -> int:
+def _num_levels(noise_axis: int, grid: CartesianGrid | None) -> int:
     if not isinstance(grid, CartesianGrid):
         raise ValueError("grid: got none, expected the CartesianGrid whose axis noise_axis counts")
     axes = len(grid.axes)

@@ -1,7 +1,7 @@
-"""Row-wise Kronecker (Khatri-Rao) products: row q is ``F_1[q] (x) ... (x) F_d[q]``, one point against a whole grid.
+"""Row-wise Kronecker (Khatri-Rao) products: row q is ``F_1[q] ⊗ ... ⊗ F_d[q]``, one point against a whole grid.
 
-Scattered points against a grid: nothing of size Q x M is kept. Rows are visited in chunks; within a chunk the longest
-axis is contracted by one matrix product, the others row by row.
+The Q x M matrix is never stored. Rows are processed in chunks; within a chunk the longest axis is contracted by one
+matrix product, the others row by row.
 
 >>> khatri_rao_matmul([torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])], torch.eye(4)).tolist()
 [[3.0, 4.0, 6.0, 8.0]]
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-_CHUNK_NUMBERS = 2**23  # numbers held at once: 64 MiB of float64
+_CHUNK_NUMBERS = 2**23  # numbers in memory at a time: 64 MiB of float64
 
 
 def khatri_rao_matmul(factors: Sequence[Tensor], values: Tensor) -> Tensor:
-    """``R v`` with ``R[q] = (x)_i F_i[q]``. shape: (*batch, Q, m_i) each and (*batch, M, C) -> (*batch, Q, C)
+    """``R v`` with rows ``R[q] = F_1[q] ⊗ ... ⊗ F_d[q]``. Cost: 2 Q M C.
 
-    Cost: 2 Q M C.
+    shape: (*batch, Q, m_i) each and (*batch, M, C) -> (*batch, Q, C)
     """
     tensor, order = _longest_first(factors, values)
     first, rest = factors[order[0]], [factors[i] for i in order[1:]]
@@ -62,7 +62,7 @@ def khatri_rao_t_matmul(factors: Sequence[Tensor], values: Tensor) -> Tensor:
 
 
 def _longest_first(factors: Sequence[Tensor], values: Tensor) -> tuple[Tensor, list[int]]:
-    """The grid values as a tensor with the longest axis in front, and the order of the axes."""
+    """The grid values as a tensor with the longest axis first, and the order of the axes."""
     shape = [factor.size(-1) for factor in factors]
     order = sorted(range(len(shape)), key=lambda i: -shape[i])
     tensor = values.unflatten(-2, shape)
@@ -71,6 +71,7 @@ def _longest_first(factors: Sequence[Tensor], values: Tensor) -> tuple[Tensor, l
 
 
 def _chunks(factors: Sequence[Tensor], values: Tensor) -> Iterator[slice]:
+    """Slices of rows whose intermediates fit `_CHUNK_NUMBERS`."""
     sizes = [factor.size(-1) for factor in factors]
     batch = torch.broadcast_shapes(*(factor.shape[:-2] for factor in factors), values.shape[:-2]).numel()
     numbers = batch * math.prod(sizes) // max(sizes) * values.size(-1)
@@ -81,7 +82,7 @@ def _chunks(factors: Sequence[Tensor], values: Tensor) -> Iterator[slice]:
 
 
 def _bounded(function, *tensors: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """``function(*tensors)``; where it must be differentiated, what it holds meanwhile is worked out again."""
+    """``function(*tensors)``; if it is differentiated, its intermediates are recomputed instead of stored."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return checkpoint(function, *tensors, use_reentrant=False)
     return function(*tensors)

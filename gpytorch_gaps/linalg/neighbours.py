@@ -1,11 +1,11 @@
-"""The observed cells that are most correlated with each observed cell, under a Kronecker product.
+"""For each observed cell, the observed cells most correlated with it, under a Kronecker product.
 
-``corr(x, x') = prod_i corr_i(x_i, x'_i)``: on every axis the levels are put in order of their correlation with each
-level, and combinations of a few places in these orders are looked up, the most correlated first. Levels may be
-labels: nothing is asked but their covariances.
+``corr(x, x') = prod_i corr_i(x_i, x'_i)``. On every axis, the levels are sorted by their correlation with each level.
+Combinations of the first places in these orders are then looked up, the most correlated first. Only covariances are
+used, so levels may be labels.
 
 >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
->>> correlated_rows([K], torch.tensor([0, 2, 3]), 2)  # cell 0: its neighbours are rows 1 and 2, cells 2 and 3
+>>> correlated_rows([K], torch.tensor([0, 2, 3]), 2)  # the neighbours of row 0 (cell 0) are rows 1 and 2 (cells 2, 3)
 tensor([[1, 2],
         [2, 0],
         [1, 0]])
@@ -20,24 +20,26 @@ from torch import Tensor
 from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.linalg.selection import ravel, unravel
 
-_LOOKED_UP = 4  # times as many cells as neighbours are wanted: some are gaps
-_COMBINATIONS = 2**16
-_CHUNK_NUMBERS = 2**22
+_CANDIDATES_PER_NEIGHBOUR = 4  # cells that are looked up for each neighbour wanted: some are gaps
+_MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
+_CHUNK_NUMBERS = 2**22  # numbers in memory at a time: 32 MiB of int64
 
 
 def correlated_rows(factors: Sequence[Tensor], index: Tensor, count: int) -> Tensor:
-    """For each observation, the rows of up to `count` others, -1 where fewer are found among the cells looked up.
+    """For each observation, the rows of up to `count` others, the most correlated first.
 
     :param factors: K_i, shape (m_i, m_i) each.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
-    :return: shape (N, count).
+    :param count: number of neighbours.
+    :return: rows, -1 where fewer neighbours are found among the cells looked up, shape (N, count).
     """
     shape = tuple(factor.size(-1) for factor in factors)
-    most = max(2, int(_COMBINATIONS ** (1.0 / len(shape))))
+    most = max(2, int(_MAX_COMBINATIONS ** (1.0 / len(shape))))
     ordered = [_by_correlation(factor, most) for factor in factors]
     widths = tuple(levels.size(-1) for levels, _ in ordered)
     typical = kron_diagonal([correlation for _, correlation in ordered])
-    best = typical[1:].topk(min(_LOOKED_UP * count, math.prod(widths) - 1)).indices + 1  # 0: the cell itself
+    num_candidates = min(_CANDIDATES_PER_NEIGHBOUR * count, math.prod(widths) - 1)
+    best = typical[1:].topk(num_candidates).indices + 1  # 0 is the cell itself
     places = unravel(best, widths)
     row_of = torch.full((math.prod(shape),), -1, dtype=torch.long, device=index.device)
     row_of[index] = torch.arange(len(index), device=index.device)
@@ -54,7 +56,7 @@ def correlated_rows(factors: Sequence[Tensor], index: Tensor, count: int) -> Ten
 
 
 def _by_correlation(factor: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Levels by their correlation with each level, itself first, and the typical correlation of each place.
+    """For each level, the levels sorted by correlation, itself first; and the mean correlation at each place.
 
     shape: (m, w) and (w,), w at most `most`
     """

@@ -4,7 +4,12 @@ A vector over a grid is a tensor with one axis per factor, the last axis fastest
 
     (F_1 ⊗ ... ⊗ F_d) x   =   F_1 ×_1 (F_2 ×_2 (... F_d ×_d x)),       x: (m_1, ..., m_d)
 
-and the axes commute, so each costs one matrix product and the ``M × M`` matrix is never formed.
+The axes commute. Each costs one matrix product, and the ``M × M`` matrix is never formed.
+
+>>> A, B = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(3)
+>>> x = torch.arange(6.0).unsqueeze(-1)
+>>> torch.equal(kron_matmul([A, B], x), torch.kron(A, B) @ x)
+True
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,34 +18,35 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-# Numbers in a block of `_blocked`: one or two MB, to stay in cache, yet a millisecond of work, to be worth its threads.
-_BLOCK = 2**18
-# A batched product of matrices with fewer rows than this runs at a fraction of the rate of one large product.
-_THIN = 32
-# Of the largest entry of a matrix: less than this is nothing in float32.
-_NOTHING = 1e-12
-# Cells of a grid below which the calls of a product take as long as its arithmetic.
-_SMALL = 2**15
+# Numbers in a block of `_blocked`: one or two MB, which stay in cache, and a millisecond of work, enough for threads.
+_BLOCK_NUMBERS = 2**18
+# A batched product of matrices with fewer rows runs at a fraction of the rate of one large product.
+_MIN_BATCHED_ROWS = 32
+# Entries below this fraction of the largest entry do not matter in float32.
+_NEGLIGIBLE_FRACTION = 1e-12
+# Below this number of cells, calling a product takes as long as its arithmetic.
+_SMALL_GRID_CELLS = 2**15
 
 
 def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
     """``(F_1 ⊗ ... ⊗ F_d) x`` in ``O(M Σ m_i)``, for square or rectangular factors; batches broadcast as in ``matmul``.
 
-    The result may be a transposed view, ``(C, Q)`` in memory; passed on to another product, it is not copied.
-
     :param factors: F_i, shape (*batch, q_i, m_i) each.
     :param x: right-hand sides, shape (*batch, M, C) with M = prod m_i, the last axis fastest.
-    :return: shape (*batch, Q, C) with Q = prod q_i.
+    :return: shape (*batch, Q, C) with Q = prod q_i. It may be a transposed view, ``(C, Q)`` in memory; another product
+        takes such a view without a copy.
+    :raises ValueError: if the number of rows of x is not M.
     """
     shapes = [(f.shape[-2], f.shape[-1]) for f in factors]
     size, num_rhs = x.shape[-2:]
-    if size != prod(m for _, m in shapes):
+    if size != prod([m for _, m in shapes]):
         raise ValueError(f"factors of shapes {shapes} do not apply to {size} rows")
 
-    if num_rhs == 1 and len(factors) == 2 and x.dim() == 2 and size < _SMALL and all(f.dim() == 2 for f in factors):
+    is_image = num_rhs == 1 and len(factors) == 2 and x.dim() == 2 and all(f.dim() == 2 for f in factors)
+    if is_image and size < _SMALL_GRID_CELLS:
         return _two_axes(factors[0], factors[1], x)
     if num_rhs > 1 and x.mT.is_contiguous():
-        # Columns that are whole in memory are a batch of grids: nothing needs to be moved.
+        # Contiguous columns are a batch of grids: nothing is moved in memory.
         columns = kron_matmul([f.unsqueeze(-3) if f.dim() > 2 else f for f in factors], x.mT.unsqueeze(-1))
         return columns.squeeze(-1).mT  # shape: (*batch, Q, C)
 
@@ -53,7 +59,7 @@ def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _two_axes(first: Tensor, last: Tensor, x: Tensor) -> Tensor:
-    """``F_1 X F_2'``, the cheaper side first: a small image, where every call counts."""
+    """``F_1 X F_2'``, the cheaper side first, in as few calls as possible, for small grids."""
     (q, m), (s, n) = first.shape, last.shape
     image = x.reshape(m, n)
     product = (first @ image) @ last.mT if n * q * (m + s) <= m * s * (n + q) else first @ (image @ last.mT)
@@ -82,28 +88,28 @@ def kron_diagonal(diagonals: Sequence[Tensor]) -> Tensor:
     return result  # shape: (*batch, M)
 
 
-def narrowed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A factor in another precision. Entries far below float32's rounding of the largest become zero.
+def cast_without_denormals(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """A factor in another precision. In float32, entries far below the rounding of the largest become zero.
 
-    Short length-scales have many of these, and their products are denormal numbers, with which a CPU computes at a
-    tenth of its rate.
+    Kernels with short length-scales have many such entries. Their products are denormal numbers, which slow down a CPU
+    by a factor of ten.
     """
     if dtype in (matrix.dtype, torch.float64) or not matrix.numel():
         return matrix.to(dtype)
-    floor = _NOTHING * matrix.abs().amax((-2, -1), keepdim=True)
+    floor = _NEGLIGIBLE_FRACTION * matrix.abs().amax((-2, -1), keepdim=True)
     return matrix.masked_fill(matrix.abs() < floor, 0.0).to(dtype)
 
 
 def _cheapest_order(shapes: Sequence[tuple[int, int]]) -> list[int]:
     """Axes by increasing ``1/m_i - 1/q_i``: those that shrink come first, those that grow come last.
 
-    Let axis i be followed by axis j and S be the size of all the others. Exchanging the two leaves the cost of the
-    others as it is, and the two together cost, with i first and with j first::
+    Let axis j follow axis i, and let S be the size of all other axes. Exchanging the two does not change the cost of
+    the others. Together, the two cost with i first, and with j first::
 
         2 S (q_i m_i m_j + q_i q_j m_j)   <=   2 S (q_j m_j m_i + q_i q_j m_i)
 
-    Divided by ``2 S q_i m_i q_j m_j`` this is ``1/m_i - 1/q_i <= 1/m_j - 1/q_j``: an order is optimal if and only if
-    no neighbours are worth exchanging, that is if it is sorted. Square factors tie, and keep their order.
+    Divided by ``2 S q_i m_i q_j m_j`` this is ``1/m_i - 1/q_i <= 1/m_j - 1/q_j``. An order is optimal if and only if
+    no exchange of neighbours is cheaper, that is, if it is sorted. Square factors tie and keep their order.
     """
 
     def growth(i: int) -> float:
@@ -116,14 +122,14 @@ def _cheapest_order(shapes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _rotated(factors: Sequence[Tensor], x: Tensor) -> Tensor:
-    """The product as ``(*batch, C, Q)``: each step is one large matrix product that also carries its axis to the end.
+    """The product as ``(*batch, C, Q)``: each step is one large matrix product that also moves its axis to the end.
 
     ::
 
         Y_i = Y_{i-1}ᵀ F_iᵀ :  (m_i, m_{i+1}...m_d C q_1...q_{i-1})  ->  (m_{i+1}...m_d C q_1...q_{i-1}, q_i)
 
-    After d steps every axis has come round, and only the right-hand sides have changed place. A matrix product reads
-    a transposed operand for free, so nothing is permuted in memory.
+    After d steps the axes are in their original order, and only the right-hand sides have changed place. A matrix
+    product reads a transposed operand at no cost, so nothing is permuted in memory.
     """
     num_rhs = x.shape[-1]
     sizes = [*(f.shape[-1] for f in factors), num_rhs]
@@ -135,11 +141,10 @@ def _rotated(factors: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _blocked(factors: Sequence[Tensor], x: Tensor) -> Tensor:
-    """The first axis in one large product; the others as in :func:`_rotated`, a block of its rows at a time.
+    """The first axis in one large product; the others as in :func:`_rotated`, one block of rows at a time.
 
-    Fresh memory is as dear as arithmetic here: at 4 kB a page, its first touch takes the time of some hundred FLOPs
-    per number. The blocks share their scratch and are written back to where they were, so the result is the only
-    array of its size.
+    New memory is as expensive as arithmetic here: the first access to a page costs as much as about a hundred FLOPs
+    per number. The blocks share scratch memory and are written back in place, so only the result has its size.
     """
     first, *others = factors
     size, new_size = prod(f.shape[-1] for f in others), prod(f.shape[-2] for f in others)
@@ -149,7 +154,7 @@ def _blocked(factors: Sequence[Tensor], x: Tensor) -> Tensor:
     result = rows if new_size == size else rows.new_empty(len(rows), new_size, num_rhs)
 
     widest = prod(max(f.shape[-2:]) for f in others) * num_rhs
-    step = max(1, _BLOCK // widest)
+    step = max(1, _BLOCK_NUMBERS // widest)
     scratch = rows.new_empty(2, min(step, len(rows)) * widest)
     transposed = [f.mT.contiguous() for f in others]
     for source, target in zip(rows.split(step), result.split(step), strict=True):
@@ -157,7 +162,7 @@ def _blocked(factors: Sequence[Tensor], x: Tensor) -> Tensor:
         for i, f in enumerate(transposed):
             m, q = f.shape
             z = z.view(n, m, -1).mT
-            # Adding to nothing, as `bmm(..., out=)` is beyond forward-mode derivatives and `vmap`.
+            # beta=0 ignores `out`; `bmm(..., out=)` does not support forward-mode derivatives and `vmap`.
             out = scratch[i % 2, : n * z.shape[1] * q].view(n, z.shape[1], q)
             z = out.baddbmm_(z, f.expand(n, m, q), beta=0)  # shape: (n, rest, q_i)
         target.copy_(z.view(n, num_rhs, new_size).mT)
@@ -165,20 +170,20 @@ def _blocked(factors: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _blocks_pay(factors: Sequence[Tensor], x: Tensor) -> bool:
-    """Whether to work in blocks: only on large grids, and not under autograd, which keeps all intermediates anyway."""
+    """Whether to work in blocks: only on large grids, and not under autograd, which keeps all intermediates."""
     others = factors[1:]
-    if x.device.type != "cpu" or x.numel() <= _BLOCK or any(f.dim() > 2 for f in others):
+    if x.device.type != "cpu" or x.numel() <= _BLOCK_NUMBERS or any(f.dim() > 2 for f in others):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *factors)):
         return False
     if len(others) < 2 or any(f.numel() == 0 for f in factors):
         return False
     sizes = [min(f.shape) for f in others]
-    return prod(sizes) * x.shape[-1] >= _THIN * max(sizes)
+    return prod(sizes) * x.shape[-1] >= _MIN_BATCHED_ROWS * max(sizes)
 
 
 def _in_order(factors: Sequence[Tensor], x: Tensor, order: Iterable[int]) -> Tensor:
-    """The axes in any order, each in its place: ``F_i`` times each of the ``left`` matrices ``(m_i, right)``."""
+    """The axes in a given order, each in place: ``F_i`` times each of the ``left`` matrices ``(m_i, right)``."""
     num_rhs = x.shape[-1]
     sizes = [f.shape[-1] for f in factors]
     x = x.flatten(-2)  # shape: (*batch, M * C)
@@ -186,9 +191,9 @@ def _in_order(factors: Sequence[Tensor], x: Tensor, order: Iterable[int]) -> Ten
         f, left, right = factors[i], prod(sizes[:i]), prod(sizes[i + 1 :]) * num_rhs
         sizes[i], m = f.shape[-2:]
         y = x.reshape(*x.shape[:-1], left, m, right)
-        if right >= _THIN and f.dim() == 2:
+        if right >= _MIN_BATCHED_ROWS and f.dim() == 2:
             y = f @ y  # shape: (*batch, left, q_i, right)
-        else:  # one large product is worth its copies, and a batch of factors is not repeated `left` times
+        else:  # copies for one large product are cheaper; a batch of factors is not repeated `left` times
             y = y.mT.reshape(*x.shape[:-1], left * right, m) @ f.mT
             y = y.reshape(*y.shape[:-2], left, right, sizes[i]).mT
         x = y.flatten(-3)

@@ -1,4 +1,16 @@
-"""Selection matrices as index operations: ``W x`` picks cells of the grid, ``W' v`` puts values back onto it."""
+"""Selection matrices as index operations: ``W x`` picks cells of a grid, ``W' v`` puts values back onto it.
+
+Cells are numbered with the last axis fastest.
+
+>>> import torch
+>>> index = torch.tensor([2, 0])
+>>> select_cells(torch.tensor([[1.0], [2.0], [3.0]]), index).flatten().tolist()
+[3.0, 1.0]
+>>> spread_cells(torch.tensor([[3.0], [1.0]]), index, num_cells=3).flatten().tolist()
+[1.0, 0.0, 3.0]
+>>> unravel(torch.tensor([5]), (2, 3)), ravel(torch.tensor([[1], [2]]), (2, 3))
+((tensor([1]), tensor([2])), tensor([5]))
+"""
 
 from collections.abc import Sequence
 
@@ -11,12 +23,15 @@ def select_cells(x: Tensor, index: Tensor) -> Tensor:
 
 
 def spread_cells(v: Tensor, index: Tensor, num_cells: int) -> Tensor:
-    """``W' v``: zero elsewhere; a cell named twice gets the sum. shape: (*batch, N, C) -> (*batch, M, C)"""
+    """``W' v``: zero at cells not in `index`; values of a repeated cell add up.
+
+    shape: (*batch, N, C) -> (*batch, M, C)
+    """
     return v.new_zeros(*v.shape[:-2], num_cells, v.size(-1)).index_add(-2, index, v)
 
 
 def kron_entries(factors: Sequence[Tensor], rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
-    """Entries of a Kronecker product: ``prod_i F_i[..., rows_i, columns_i]``, positions broadcasting.
+    """Entries of a Kronecker product, ``prod_i F_i[..., rows_i, columns_i]``. Positions broadcast.
 
     shape: (*batch, q_i, m_i) and any positions -> (*batch, *positions)
     """
@@ -27,7 +42,7 @@ def kron_entries(factors: Sequence[Tensor], rows: Sequence[Tensor], columns: Seq
 
 
 def product_at(vectors: Sequence[Tensor], positions: Sequence[Tensor] | Tensor) -> Tensor:
-    """Entries of a Kronecker product of vectors: ``prod_i v_i[..., positions_i]``.
+    """Entries of a Kronecker product of vectors, ``prod_i v_i[..., positions_i]``.
 
     shape: (*batch, m_i) and positions (n,) each -> (*batch, n)
     """
@@ -38,13 +53,13 @@ def product_at(vectors: Sequence[Tensor], positions: Sequence[Tensor] | Tensor) 
 
 
 def kron_block(factors: Sequence[Tensor], row_index: Tensor, col_index: Tensor) -> Tensor:
-    """``W_r (F_1 (x) ... (x) F_d) W_c'`` as a dense matrix. shape: (*batch, len(row_index), len(col_index))"""
+    """``W_r (F_1 ⊗ ... ⊗ F_d) W_c'`` as a dense matrix. shape: (*batch, len(row_index), len(col_index))"""
     rows = unravel(row_index.unsqueeze(-1), tuple(factor.size(-2) for factor in factors))
     return kron_entries(factors, rows, unravel(col_index, tuple(factor.size(-1) for factor in factors)))
 
 
-def unravel(index: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Position on each axis of flat cells, last axis fastest."""
+def unravel(index: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Position of flat cells on each axis. (`torch.unravel_index` would copy the shape to the device.)"""
     positions = []
     for size in reversed(shape):
         positions.append(index % size)
@@ -52,8 +67,8 @@ def unravel(index: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(reversed(positions))
 
 
-def ravel(positions: Tensor | tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
-    """Flat cell of positions on each axis, last axis fastest."""
+def ravel(positions: Tensor | Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Flat cells of positions on each axis."""
     flat = positions[0]
     for position, size in zip(positions[1:], shape[1:], strict=True):
         flat = flat * size + position

@@ -1,8 +1,8 @@
 """Eigenpairs of a smooth kernel matrix at its numerical rank, without an m x m eigen-decomposition.
 
-``F ~ L L'`` by pivoted Cholesky, then the thin SVD ``L = U S V'`` gives ``F ~ U S^2 U'``. For a positive
-semi-definite F the error is certified: ``||F - L L'||_2 <= trace(F - L L')``, up to rounding of about m eps ||F||,
-eps being that of the factor's own precision. Cost: m r^2 for rank r, against m^3.
+A pivoted Cholesky decomposition ``F ~ L L'`` and the thin SVD ``L = U S V'`` give ``F ~ U S^2 U'``. For a positive
+semi-definite F the error is bounded by ``||F - L L'||_2 <= trace(F - L L')``, up to rounding of about m eps ||F||, with
+the eps of the precision of F. Cost: m r^2 for rank r, instead of m^3.
 
 >>> x = torch.linspace(0, 1, 500, dtype=torch.float64)
 >>> F = torch.exp(-(x[:, None] - x) ** 2)
@@ -16,16 +16,19 @@ import math
 import torch
 from torch import Tensor
 
-_CHUNK_NUMBERS = 2**23  # numbers held at once: 64 MiB of float64
-_LARGE = 1000  # below, ``eigh`` takes a fraction of a second
+_CHUNK_NUMBERS = 2**23  # numbers in memory at a time: 64 MiB of float64
+_MIN_SIZE = 1000  # for smaller matrices, ``eigh`` takes a fraction of a second
 
 
 def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) -> tuple[Tensor, Tensor, float]:
     """Leading eigenpairs of a positive semi-definite `factor`, up to an absolute error `tolerance` in the 2-norm.
 
     :param factor: shape (m, m).
-    :return: eigenvectors (m, r) and eigenvalues (r,), ascending, float64; and the bound on the error achieved, which
-        exceeds `tolerance` only if `max_rank` was reached or rounding (about m * 1e-16 * ||F||) forbids better.
+    :param tolerance: absolute error of the approximation.
+    :param max_rank: largest rank r.
+    :return: eigenvectors (m, r) and eigenvalues (r,), ascending, in float64; and a bound on the error, which exceeds
+        `tolerance` only if `max_rank` was reached or rounding (about m * 1e-16 * ||F||) allows no better.
+    :raises ValueError: if `factor` is not a square matrix.
     """
     if factor.dim() != 2 or factor.size(0) != factor.size(1):
         raise ValueError(f"factor: got shape {tuple(factor.shape)}, expected a square matrix (m, m)")
@@ -33,14 +36,14 @@ def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) 
     factor = factor.detach().double()
     size = factor.size(0)
     remaining = factor.diagonal().clone()
-    # rows of L', so that each step is one GEMV
+    # rows of L', so that each step is one matrix-vector product
     rows = factor.new_zeros(size if max_rank is None else min(size, max_rank), size)
     floor = eps * float(remaining.max().clamp_min(0.0))
     rank = 0
     while rank < len(rows):
         error = float(remaining.abs().sum())
         pivot_value, pivot = remaining.max(0)
-        # below the rounding floor a pivot is noise, and dividing by its root would amplify it
+        # Below the rounding floor a pivot is noise, and division by its root would amplify it.
         if error <= tolerance or float(pivot_value) <= floor:
             break
         row = factor[pivot] - rows[:rank, pivot] @ rows[:rank]
@@ -53,7 +56,7 @@ def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) 
 
 
 def low_rank_distance(factor: Tensor, vectors: Tensor, values: Tensor) -> float:
-    """``|F - V diag(t) V'|`` in the Frobenius norm, which bounds the 2-norm, a few rows at a time."""
+    """``||F - V diag(t) V'||`` in the Frobenius norm, which bounds the 2-norm, computed in chunks of rows."""
     scaled, square = vectors * values, 0.0
     step = max(1, _CHUNK_NUMBERS // len(factor))
     for start in range(0, len(factor), step):
@@ -63,15 +66,15 @@ def low_rank_distance(factor: Tensor, vectors: Tensor, values: Tensor) -> float:
 
 
 def eigh_of_smooth(factor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """All eigenpairs, ascending, of a large factor that has few above rounding; None for any other.
+    """All eigenpairs, ascending, of a large factor with few eigenvalues above rounding; None for any other factor.
 
-    The rest of the basis is any orthonormal one, with eigenvalues of zero. Cost: 4/3 m^3 at the rate of a QR
-    decomposition, where ``eigh`` takes ten times as long.
+    The other eigenvalues are zero, with any orthonormal eigenvectors. Cost: 4/3 m^3 at the rate of a QR decomposition;
+    ``eigh`` takes ten times as long.
 
     :param factor: symmetric, shape (m, m), float64.
     """
     size = len(factor)
-    if size < _LARGE:
+    if size < _MIN_SIZE:
         return None
     limit = size // 4
     vectors, values, _ = lowrank_eigh(factor, 0.0, limit)

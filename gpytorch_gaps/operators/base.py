@@ -48,7 +48,7 @@ class KroneckerFactorsOperator(LinearOperator):
             kwargs[name] = (kwarg_map or factor_map)(kwargs[name])
         return type(self)(*(factor_map(factor) for factor in self.factors), **kwargs)
 
-    def _wide(self) -> Any:
+    def _as_float64(self) -> Any:
         """In float64 and detached, for solves."""
         return self.to(torch.float64)._rebuild(lambda t: t.detach())
 
@@ -114,15 +114,6 @@ def check_batches(name: str, *shapes: torch.Size) -> None:
     except RuntimeError as error:
         came = ", ".join(str(tuple(shape)) for shape in shapes)
         raise ValueError(f"{name}: got batch shapes {came}, expected ones that broadcast") from error
-
-
-def same_cells(first: Tensor, second: Tensor) -> bool:
-    """Whether two indices name the same cells in the same order; by identity first, which costs no host copy."""
-    return (
-        first is second
-        or (first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride())
-        or torch.equal(first, second)
-    )
 
 
 _checked = WeakTensorKeyDictionary()  # index -> (cells of the grid, version) it was last found good for

@@ -31,7 +31,7 @@ from gpytorch_gaps.solvers.planning.costs import best_rank
 from gpytorch_gaps.solvers.planning.logdet import LogdetPlan
 from gpytorch_gaps.solvers.solve import ADVICE, advice_for, solve_system, solve_with_lanczos
 from gpytorch_gaps.solvers.system import NoisySystem
-from gpytorch_gaps.utils.precision import full_float32, wide_entries
+from gpytorch_gaps.utils.precision import float64_entries, full_float32
 
 
 class Covariance(Protocol):
@@ -163,7 +163,7 @@ def log_determinant(operator: Covariance, chosen: LogdetPlan, config: SolveConfi
     if chosen.side == "gaps" or chosen.method == "nystrom":
         assert isinstance(system, GapSystem)
         return _with_the_grid(operator, system, chosen, config)
-    with wide_entries():
+    with float64_entries():
         kernel = operator.kernel_matrix().double()
     diagonal = operator.noise_tensor().double().expand(*kernel.shape[:-1])
     value = dense_logdet(kernel + torch.diag_embed(diagonal), system.cholesky()).to(operator.dtype)

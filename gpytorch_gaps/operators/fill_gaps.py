@@ -17,7 +17,7 @@ from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_noise, che
 from gpytorch_gaps.operators.low_rank import low_rank_operator
 from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
-from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import full_float32
 
 
@@ -34,20 +34,22 @@ class FillGapsOperator(KroneckerFactorsOperator):
 
     _batched_kwargs = ("noise",)
 
-    def __init__(self, *factors: Tensor, noise: float | Tensor, gap_index: Tensor, memo: Memo | None = None) -> None:
+    def __init__(
+        self, *factors: Tensor, noise: float | Tensor, gap_index: Tensor, cache: TensorCache | None = None
+    ) -> None:
         check_factors("FillGapsOperator", factors, square=True)
         shape = tuple(factor.size(-1) for factor in factors)
         check_index("FillGapsOperator", "gap_index", gap_index, shape, factors[0].device)
         self.noise = as_noise("FillGapsOperator", noise, factors)
-        self.gap_index, self.memo = gap_index, memo or Memo()
+        self.gap_index, self.cache = gap_index, cache or TensorCache()
         self.num_cells = math.prod(shape)
-        super().__init__(*factors, noise=self.noise, gap_index=gap_index, memo=self.memo)
+        super().__init__(*factors, noise=self.noise, gap_index=gap_index, cache=self.cache)
 
     def _size(self) -> torch.Size:
         return torch.Size((*self._factor_batch_shape(), len(self.gap_index), len(self.gap_index)))
 
     def _eigen(self) -> KroneckerEigen:
-        return self.memo.get("eigen", self.factors, lambda: kron_eigh(self.factors))
+        return self.cache.cached("eigen", self.factors, lambda: kron_eigh(self.factors))
 
     @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
@@ -80,13 +82,13 @@ class FillGapsOperator(KroneckerFactorsOperator):
         return super()._getitem(row_index, col_index, *batch_indices)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        return solve_matrix(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
+        return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
         rank = settings.current().rank or 0
         if not rank or not len(self.gap_index):
             return None, None, None
-        precondition: ShiftedEigenPreconditioner = self.memo.get(
+        precondition: ShiftedEigenPreconditioner = self.cache.cached(
             ("shifted", rank),
             (*self.factors, self.noise, self.gap_index),
             lambda: ShiftedEigenPreconditioner(self._eigen(), self.gap_index, self.noise.detach().double(), rank),

@@ -1,4 +1,4 @@
-"""Where a grid kernel sits among others, and which input columns each of them sees."""
+"""Finds grid kernels among composite kernels, the input columns they use, and the points of a covariance."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,59 +9,99 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, SumLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
-from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.cache import TensorCache
+from gpytorch_gaps.utils.tensors import same_values
 
-_memo = Memo(size=64)  # columns that kernels are restricted to, as numbers
+_active_dims = TensorCache(size=64)  # lists of numbers: reading them from a device takes time
+
+# -- kernels and their columns -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Host:
-    """A grid kernel found among others, and the input columns that it sees, in its order."""
+class GridKernelRef:
+    """A grid kernel inside a composite kernel, and the input columns that it is evaluated on, in its order."""
 
     kernel: GridKernel
     columns: tuple[int, ...]
 
     def points(self, x: Tensor) -> Tensor:
-        """The columns of x that are the grid's."""
-        return pick(x, self.columns)
+        """The grid's columns of x."""
+        return select_columns(x, self.columns)
 
 
-def pick(x: Tensor, columns: Sequence[int]) -> Tensor:
-    """Some columns of x, without an index that would have to be copied to its device."""
+def find_grid_kernel(kernel: Kernel, columns: tuple[int, ...]) -> GridKernelRef | None:
+    """The first grid kernel inside `kernel`, which is evaluated on the given input columns."""
+    return next(iter_grid_kernels(kernel, columns), None)
+
+
+def iter_grid_kernels(kernel: Kernel, columns: tuple[int, ...]) -> Iterator[GridKernelRef]:
+    """All grid kernels inside scales, sums and products."""
+    if isinstance(kernel, GridKernel):
+        yield GridKernelRef(kernel, columns)
+    elif isinstance(kernel, ScaleKernel):
+        yield from iter_grid_kernels(kernel.base_kernel, columns)
+    elif isinstance(kernel, AdditiveKernel | ProductKernel):
+        for child in kernel.kernels:
+            yield from iter_grid_kernels(child, resolve_active_dims(child, columns))
+
+
+def resolve_active_dims(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
+    """The input columns that the `active_dims` of a kernel, called on `columns`, select."""
+    if kernel.active_dims is None:
+        return columns
+    active = _active_dims.cached("active", (kernel.active_dims,), kernel.active_dims.tolist)
+    return tuple(columns[i] for i in active)
+
+
+def select_columns(x: Tensor, columns: Sequence[int]) -> Tensor:
+    """Columns of x, selected without an index tensor, which would have to be copied to the device of x."""
     if tuple(columns) == tuple(range(x.size(-1))):
         return x
     return torch.stack([x[..., column] for column in columns], -1)
 
 
-def find_host(kernel: Kernel, columns: tuple[int, ...]) -> Host | None:
-    """The first grid kernel inside `kernel`, whose inputs are the given columns of the original ones."""
-    return next(hosts_in(kernel, columns), None)
+# -- points of a covariance --------------------------------------------------------------------------------------------
 
 
-def hosts_in(kernel: Kernel, columns: tuple[int, ...]) -> Iterator[Host]:
-    if isinstance(kernel, GridKernel):
-        yield Host(kernel, columns)
-    elif isinstance(kernel, ScaleKernel):
-        yield from hosts_in(kernel.base_kernel, columns)
-    elif isinstance(kernel, AdditiveKernel | ProductKernel):
-        for child in kernel.kernels:
-            yield from hosts_in(child, restricted(child, columns))
+@dataclass(frozen=True)
+class GridPoints:
+    """Points in the columns of a grid, and the grid kernel that was found with them, if any."""
+
+    x: Tensor  # shape: (*batch, N, D)
+    kernel: GridKernel | None = None
+
+    def cells_on(self, grid: CartesianGrid) -> Tensor | None:
+        """Flat cells of the points, if all members of a batch share them and all lie on `grid`. shape: (N,)"""
+        shared = one_member(self.x)
+        cells = None if shared is None or self.kernel is None else self.kernel.cells_of(shared)
+        if cells is None or not all(map(same_values, cells.axes, grid.axes)):
+            return None
+        return cells.index
 
 
-def restricted(kernel: Kernel, columns: tuple[int, ...]) -> tuple[int, ...]:
-    """The columns that a kernel called on `columns` picks."""
-    if kernel.active_dims is None:
-        return columns
-    active = _memo.get("active", (kernel.active_dims,), kernel.active_dims.tolist)
-    return tuple(columns[i] for i in active)
+def grid_points(covariance: LinearOperator) -> GridPoints | None:
+    """The points of the rows of a covariance, evaluated or not; None if it does not know them.
+
+    Only a covariance that has not been evaluated knows its kernel.
+    """
+    if isinstance(covariance, AddedDiagLinearOperator):
+        found = grid_points(covariance._linear_op)
+        return None if found is None else GridPoints(found.x)
+    if isinstance(covariance, SumLinearOperator):
+        return next(filter(None, map(grid_points, covariance.linear_ops)), None)
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        ref = find_grid_kernel(covariance.kernel, tuple(range(covariance.x1.size(-1))))
+        return None if ref is None else GridPoints(ref.points(covariance.x1), ref.kernel)
+    x = getattr(getattr(covariance, "base_linear_op", covariance), "row_points", None)  # the base of a scaled one
+    return None if x is None else GridPoints(x)
 
 
 def one_member(x: Tensor) -> Tensor | None:
-    """The points that all members of a batch share, or None if they differ. shape: (*batch, N, D) -> (N, D)"""
+    """The points that all members of a batch share; None if they differ. shape: (*batch, N, D) -> (N, D)"""
     if x.dim() == 2:
         return x
     if x.shape[:-2].numel() == 0:
@@ -71,44 +111,26 @@ def one_member(x: Tensor) -> Tensor | None:
     return first if expanded or bool((x == first).all()) else None
 
 
-def grid_points(covariance: LinearOperator) -> tuple[GridKernel, Tensor] | None:
-    """The grid kernel of a lazily evaluated covariance, and the points its rows belong to, in the grid's columns."""
-    if isinstance(covariance, SumLinearOperator) and not isinstance(covariance, AddedDiagLinearOperator):
-        return next(filter(None, map(grid_points, covariance.linear_ops)), None)
-    if not isinstance(covariance, LazyEvaluatedKernelTensor):
-        return None
-    host = find_host(covariance.kernel, tuple(range(covariance.x1.size(-1))))
-    return None if host is None else (host.kernel, host.points(covariance.x1))
-
-
 def on_one_grid(covariance: LinearOperator) -> bool:
-    """Whether all grid kernels of a lazily evaluated covariance agree on what a cell is: same columns, same axes."""
-    first, *others = _hosts_of(covariance)
+    """Whether all grid kernels of an unevaluated covariance use the same input columns and the same axes."""
+    first, *others = _iter_lazy_grid_kernels(covariance)
     return all(
-        host.columns == first.columns and all(map(same_values, host.kernel.grid.axes, first.kernel.grid.axes))
-        for host in others
-        if host.kernel.grid is not first.kernel.grid or host.columns != first.columns
+        ref.columns == first.columns and all(map(same_values, ref.kernel.grid.axes, first.kernel.grid.axes))
+        for ref in others
+        if ref.kernel.grid is not first.kernel.grid or ref.columns != first.columns
     )
 
 
-def _hosts_of(covariance: LinearOperator) -> Iterator[Host]:
+def _iter_lazy_grid_kernels(covariance: LinearOperator) -> Iterator[GridKernelRef]:
     if isinstance(covariance, SumLinearOperator):
         for part in covariance.linear_ops:
-            yield from _hosts_of(part)
+            yield from _iter_lazy_grid_kernels(part)
     elif isinstance(covariance, LazyEvaluatedKernelTensor):
-        yield from hosts_in(covariance.kernel, tuple(range(covariance.x1.size(-1))))
-
-
-def row_points(covariance: LinearOperator) -> Tensor | None:
-    """The points that the rows of an evaluated covariance belong to, in the grid's columns, as far as known."""
-    if isinstance(covariance, SumLinearOperator):
-        found = map(row_points, covariance.linear_ops)
-        return next((points for points in found if points is not None), None)
-    return getattr(getattr(covariance, "base_linear_op", covariance), "row_points", None)  # of a scaled one
+        yield from iter_grid_kernels(covariance.kernel, tuple(range(covariance.x1.size(-1))))
 
 
 def grid_covariance(covariance: LinearOperator) -> LinearOperator:
-    """A covariance, evaluated; a sum that was added up outside of a kernel becomes one of ours."""
+    """Evaluates a covariance. A sum of covariances, added outside of a kernel, becomes an operator of ours."""
     lazy = LazyEvaluatedKernelTensor
     if isinstance(covariance, lazy):
         return covariance.evaluate_kernel()

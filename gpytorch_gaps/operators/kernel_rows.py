@@ -1,4 +1,4 @@
-"""A covariance too large to hold: the rows of its points are worked out when they are wanted, some at a time."""
+"""A covariance that is too large to store: its rows are evaluated in parts, whenever they are needed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,19 +10,29 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators.wide_covariance import wide_covariance
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
+
+_BYTES_PER_ENTRY = 32  # memory of one entry during evaluation: four float64 numbers
 
 
 class KernelRowsOperator(LinearOperator):
-    """``k(x1, x2)`` by rows, as many at a time as ``settings.prediction_memory`` allows. Not differentiable in k.
+    """``k(x1, x2)`` by rows, as many at a time as ``settings.prediction_memory`` allows.
 
-    :param x1: shape (*batch, N, D).
-    :param x2: shape (*batch, M, D).
-    :param kernel: called without its `active_dims`.
-    :param params: passed to it.
-    :param width: numbers that a row is made of; default: M, for a kernel without structure.
-    :param transposed: whether this is ``k(x1, x2)'``; x1 are still the points that are taken some at a time.
+    It is not differentiable with respect to the kernel.
+
+    :param x1: points of the rows, shape (*batch, N, D).
+    :param x2: points of the columns, shape (*batch, Q, D).
+    :param kernel: the kernel; called with inputs to which its `active_dims` have been applied.
+    :param params: further keyword arguments of the kernel.
+    :param width: numbers stored per row. Default: Q, for a kernel without structure.
+    :param transposed: whether the operator is ``k(x1, x2)'``. It is still evaluated in parts of x1.
+
+    >>> from gpytorch.kernels import RBFKernel
+    >>> x = torch.linspace(0, 1, 5).unsqueeze(-1)
+    >>> covariance = KernelRowsOperator(x, x[:3], kernel=RBFKernel(), params={})
+    >>> covariance.shape, (covariance @ torch.ones(3)).shape
+    (torch.Size([5, 3]), torch.Size([5]))
     """
 
     def __init__(
@@ -41,13 +51,8 @@ class KernelRowsOperator(LinearOperator):
 
     @property
     def row_points(self) -> Tensor | None:
-        """The points that the rows belong to, where they are all that the kernel sees of a grid."""
+        """The points of the rows, if the kernel is a grid kernel."""
         return self.x1 if hasattr(self.kernel, "grid") and not self.transposed else None
-
-    @staticmethod
-    def is_small(x1: Tensor, x2: Tensor) -> bool:
-        """Whether the matrix of these points is better formed at once; a single row always is."""
-        return x1.size(-2) <= 1 or 32 * x1.size(-2) * x2.size(-2) <= settings.prediction_memory.value()
 
     def _size(self) -> torch.Size:
         batch = torch.broadcast_shapes(self.x1.shape[:-2], self.x2.shape[:-2], self.kernel.batch_shape)
@@ -55,17 +60,20 @@ class KernelRowsOperator(LinearOperator):
         return torch.Size((*batch, *(reversed(sizes) if self.transposed else sizes)))
 
     def _parts(self) -> Iterator[tuple[slice, Tensor | LinearOperator]]:
-        """Some points after the other, against x2. shape: (*batch, q, M) each"""
-        size = int(max(1, settings.prediction_memory.value() // (32 * self.shape[:-2].numel() * self.width)))
+        """Slices of x1 and their covariance with x2. shape: (*batch, q, Q) each"""
+        row_bytes = _BYTES_PER_ENTRY * self.shape[:-2].numel() * self.width
+        size = int(max(1, settings.prediction_memory.value() // row_bytes))
         for start in range(0, max(1, self.x1.size(-2)), size):
             rows = slice(start, start + size)
             yield rows, self._part(self.x1[..., rows, :])
 
     def _part(self, x: Tensor) -> Tensor | LinearOperator:
-        """As structured as a grid makes it, else dense: in float32, the entries of float64, rounded."""
+        """The covariance of x with x2: an operator if the kernel has a grid, else dense, rounded from float64."""
         if hasattr(self.kernel, "grid") or x.dtype != torch.float32:
             return Module.__call__(self.kernel, x, self.x2, **self.params)
-        return rounded(wide_covariance(self.kernel, x, self.x2, taken=True, **self.params), x.dtype)
+        return cast_entries(
+            covariance_in_float64(self.kernel, x, self.x2, columns_selected=True, **self.params), x.dtype
+        )
 
     @full_float32()
     def _matmul(self, rhs: Tensor) -> Tensor:
@@ -109,10 +117,15 @@ class KernelRowsOperator(LinearOperator):
         return self._like(self.x1.expand(*batch_shape, *self.x1.shape[-2:]), self.x2, self.kernel)
 
     def at_once(self) -> LinearOperator:
-        """With all rows worked out: of few points against a grid, as structured as the kernel makes them."""
+        """All rows evaluated together, for few points; a grid kernel gives an operator."""
         covariance = to_linear_operator(Module.__call__(self.kernel, self.x1, self.x2, **self.params))
         return covariance.mT if self.transposed else covariance
 
     def to_dense(self) -> Tensor:
         dense = torch.cat([to_dense(part) for _, part in self._parts()], -2)
         return (dense.mT if self.transposed else dense).expand(self.shape)
+
+
+def fits_memory(rows: int, width: int) -> bool:
+    """Whether `rows` rows of `width` entries fit ``settings.prediction_memory``; a single row always does."""
+    return rows <= 1 or _BYTES_PER_ENTRY * rows * width <= settings.prediction_memory.value()

@@ -1,4 +1,4 @@
-"""Scattered points against the cells of a grid: rows of a Khatri-Rao product, selected columns."""
+"""Covariance between scattered points and cells of a grid: selected columns of a Khatri-Rao product."""
 
 import math
 from collections.abc import Sequence
@@ -11,19 +11,24 @@ from torch import Tensor
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul, khatri_rao_t_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells, unravel
 from gpytorch_gaps.operators.base import KroneckerFactorsOperator, check_factors, check_index
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
 
 
 class KhatriRaoOperator(KroneckerFactorsOperator):
     """``K[q, n] = prod_i F_i[q, c_i(n)]``: a covariance between Q scattered points and N cells of a grid.
 
-    Nothing of size Q x N is kept: see :mod:`gpytorch_gaps.linalg.khatri_rao`.
+    No matrix of size Q x N is stored: see :mod:`gpytorch_gaps.linalg.khatri_rao`.
 
-    :param factors: one row a point, shape (*batch, Q, m_i) each.
+    :param factors: covariance of the points with the rows of each axis, shape (*batch, Q, m_i) each.
     :param col_index: flat cells, last axis fastest, shape (N,).
-    :param transposed: whether this is the N x Q transpose.
-    :param points: the Q points, where it matters which they are. shape (Q, D).
-    :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
+    :param transposed: whether the operator is the N x Q transpose.
+    :param points: coordinates of the Q points, for likelihoods whose noise depends on them, shape (Q, D).
+    :param out_dtype: precision of results, if it is lower than that of the factors.
+    :raises ValueError: if the factors have different numbers of rows, or `col_index` is not valid for their columns.
+
+    >>> rows = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])  # one point, a grid of 2 x 2 cells
+    >>> KhatriRaoOperator(*rows, col_index=torch.tensor([0, 3])).to_dense().tolist()
+    [[3.0, 8.0]]
     """
 
     def __init__(
@@ -49,11 +54,11 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
 
     @property
     def row_points(self) -> Tensor | None:
-        """The points that the rows belong to, as far as they are known."""
+        """Coordinates of the points of the rows, if they are known."""
         return None if self.transposed else self.points
 
     def with_factors(self, factors: Sequence[Tensor]) -> "KhatriRaoOperator":
-        """The same points and cells with other kernels."""
+        """The same points and cells with the factors of another kernel."""
         return KhatriRaoOperator(*factors, **self._kwargs)
 
     def _size(self) -> torch.Size:
@@ -80,10 +85,10 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
             self._expanded().factors, unravel(self.col_index[cells], self.col_shape), strict=True
         ):
             value = value * factor[(*batch_indices, points, column)]
-        return rounded(value, self.dtype)
+        return cast_entries(value, self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        """Some of the points against some of the cells are of the same kind."""
+        """A subset of points and cells is again such an operator."""
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
         if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
             return super()._getitem(row_index, col_index, *batch_indices)
@@ -94,7 +99,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         return KhatriRaoOperator(*factors, **kind)
 
     def _mul_constant(self, other: float | Tensor) -> "KhatriRaoOperator":
-        """A constant goes into the first factor."""
+        """Multiplies the first factor."""
         scale = other[..., None, None] if torch.is_tensor(other) else other
         return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
 
@@ -102,4 +107,4 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         value: Any = 1.0
         for factor, column in zip(self.factors, unravel(self.col_index, self.col_shape), strict=True):
             value = value * factor[..., column]
-        return rounded(value.mT if self.transposed else value, self.dtype).expand(self.shape)
+        return cast_entries(value.mT if self.transposed else value, self.dtype).expand(self.shape)

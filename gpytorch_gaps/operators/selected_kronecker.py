@@ -15,14 +15,15 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.autograd.bilinear import thin_bilinear_gradient
-from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
-from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index, same_cells
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index
 from gpytorch_gaps.operators.sums import add
 from gpytorch_gaps.operators.upstream import solve_matrix
-from gpytorch_gaps.utils.cache import Memo
-from gpytorch_gaps.utils.precision import full_float32, rounded
+from gpytorch_gaps.utils.cache import TensorCache
+from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.tensors import same_values
 from gpytorch_gaps.utils.threads import Work, sized
 
 
@@ -35,7 +36,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
     :param col_index: flat cells among the prod m_i columns. Default: `row_index` for square factors, else all.
-    :param memo: what solves with this operator remember; rides along when the operator is rebuilt.
+    :param cache: what solves with this operator remember; rides along when the operator is rebuilt.
     :param row_points: the points that the rows belong to, where it matters which they are. shape (N, D).
     :param col_points: likewise, of the columns.
     :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
@@ -48,7 +49,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         *factors: Tensor,
         row_index: Tensor | None = None,
         col_index: Tensor | None = None,
-        memo: Memo | None = None,
+        cache: TensorCache | None = None,
         row_points: Tensor | None = None,
         col_points: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
@@ -65,10 +66,10 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             col_index = row_index if same else torch.arange(math.prod(self.col_shape), device=device)
         check_index("SelectedKroneckerOperator", "row_index", row_index, self.row_shape, device)
         check_index("SelectedKroneckerOperator", "col_index", col_index, self.col_shape, device)
-        self.row_index, self.col_index, self.memo = row_index, col_index, memo or Memo()
+        self.row_index, self.col_index, self.cache = row_index, col_index, cache or TensorCache()
         self.row_points, self.col_points = row_points, col_points
         kind: dict[str, Any] = {"row_points": row_points, "col_points": col_points, "out_dtype": out_dtype}
-        super().__init__(*factors, row_index=row_index, col_index=col_index, memo=self.memo, **kind)
+        super().__init__(*factors, row_index=row_index, col_index=col_index, cache=self.cache, **kind)
 
     def _size(self) -> torch.Size:
         return torch.Size((*self._factor_batch_shape(), len(self.row_index), len(self.col_index)))
@@ -76,7 +77,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     @property
     def is_symmetric(self) -> bool:
         """Whether rows and columns are the same cells."""
-        return self.row_shape == self.col_shape and same_cells(self.row_index, self.col_index)
+        return self.row_shape == self.col_shape and same_values(self.row_index, self.col_index)
 
     def _work(self, rhs: Tensor, *_: Tensor) -> Work:
         """The work of a product with so many columns."""
@@ -94,13 +95,13 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def shared_eigen(self) -> dict[str, KroneckerEigen]:
         """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
-        return self.memo.get("eigen of", self.factors, dict)
+        return self.cache.cached("eigen of", self.factors, dict)
 
     @full_float32()
     @sized(_work)
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         """Of smooth kernels by way of their roots, where these are known from a solve; else as upstream."""
-        eigen = if_thin(self.shared_eigen().get("eigen"))
+        eigen = factored_if_cheaper(self.shared_eigen().get("eigen"))
         wanted = any(factor.requires_grad for factor in self.factors)
         if eigen is None or not wanted or not self.is_symmetric:
             return super()._bilinear_derivative(left_vecs, right_vecs)
@@ -116,7 +117,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
             *factors,
             row_index=self.col_index,
             col_index=self.row_index,
-            memo=self.memo,
+            cache=self.cache,
             row_points=self.col_points,
             col_points=self.row_points,
             out_dtype=self._kwargs["out_dtype"],
@@ -129,12 +130,12 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         value = self.factors[0].new_ones(())
         for factor, row, col in zip(self._expanded().factors, rows, cols, strict=True):
             value = value * factor[(*batch_indices, row, col)]
-        return rounded(value, self.dtype)
+        return cast_entries(value, self.dtype)
 
     def _diagonal(self) -> Tensor:
         rows, cols = unravel(self.row_index, self.row_shape), unravel(self.col_index, self.col_shape)
         diagonal = kron_entries(self.factors, rows, cols).expand(*self.batch_shape, len(self.row_index))
-        return rounded(diagonal, self.dtype)
+        return cast_entries(diagonal, self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """A part of a selection is a selection."""
@@ -154,7 +155,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         )
 
     def to_dense(self) -> Tensor:
-        return rounded(kron_block(self.factors, self.row_index, self.col_index), self.dtype).expand(self.shape)
+        return cast_entries(kron_block(self.factors, self.row_index, self.col_index), self.dtype).expand(self.shape)
 
     def _mul_constant(self, other: float | Tensor) -> "SelectedKroneckerOperator":
         """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
@@ -163,7 +164,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def with_factors(self, factors: Sequence[Tensor]) -> "SelectedKroneckerOperator":
         """The same rows and columns of another product."""
-        return SelectedKroneckerOperator(*factors, **{**self._kwargs, "memo": None})
+        return SelectedKroneckerOperator(*factors, **{**self._kwargs, "cache": None})
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, ZeroLinearOperator):
@@ -182,4 +183,4 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
-        return solve_matrix(self._wide()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
+        return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)

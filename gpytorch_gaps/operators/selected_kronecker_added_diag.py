@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.linalg.selection import product_at, unravel
-from gpytorch_gaps.operators.base import as_noise, check_factors, check_index, same_cells
+from gpytorch_gaps.operators.base import as_noise, check_factors, check_index
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
@@ -23,6 +23,7 @@ from gpytorch_gaps.operators.sums import register_sum
 from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.gap_system import GapSystem, whiten
+from gpytorch_gaps.utils.tensors import same_values
 
 
 class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
@@ -46,7 +47,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         kernel, noise = self._linear_op, self._diag_tensor
         if isinstance(noise, SelectedKroneckerDiagOperator) and noise.shape_of_grid != kernel.row_shape:
             raise ValueError(f"axis_noise: got axes of {noise.shape_of_grid} levels, expected {kernel.row_shape}")
-        if isinstance(noise, SelectedKroneckerDiagOperator) and not same_cells(noise.index, kernel.row_index):
+        if isinstance(noise, SelectedKroneckerDiagOperator) and not same_values(noise.index, kernel.row_index):
             raise ValueError("index: the noise is on other cells than the kernel; expected the same")
 
     def _sum_batch(self, dim: int) -> LinearOperator:
@@ -72,13 +73,13 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
     def system(self) -> GapSystem:
         index, diag, kernel = self.train_index, self._diag_tensor, self._linear_op
         if isinstance(diag, SelectedKroneckerDiagOperator):
-            return kernel.memo.get(
+            return kernel.cache.cached(
                 "system with axis noise",
                 (*self.factors, index, *diag.axis_noise),
                 lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
         noise = diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
-        return kernel.memo.get(
+        return kernel.cache.cached(
             "system",
             (*self.factors, index, noise),
             lambda: GapSystem(self.factors, index, noise, shared=kernel.shared_eigen(), dtype=self.dtype),

@@ -17,14 +17,15 @@ from linear_operator.utils.getitem import _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from gpytorch_gaps.operators.base import as_diagonal, same_cells
+from gpytorch_gaps.operators.base import as_diagonal
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.sums import register_sum
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.system import NoisySystem, Unstructured
-from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import full_float32
+from gpytorch_gaps.utils.tensors import same_values
 
 _UNSTRUCTURED_RANK = 100  # of the pivoted Cholesky factor by which a term without structure is preconditioned
 
@@ -33,13 +34,13 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
     """A sum of covariances of the same points: Kronecker products, low-rank ones, and others, which are dense.
 
     :param linear_ops: square, of the same size.
-    :param memo: what solves with this operator remember.
+    :param cache: what solves with this operator remember.
     """
 
-    def __init__(self, *linear_ops: LinearOperator, memo: Memo | None = None) -> None:
+    def __init__(self, *linear_ops: LinearOperator, cache: TensorCache | None = None) -> None:
         flat = [part for op in linear_ops for part in (op.linear_ops if type(op) is SumLinearOperator else (op,))]
-        self.memo = memo or Memo()
-        super().__init__(*flat, memo=self.memo)
+        self.cache = cache or TensorCache()
+        super().__init__(*flat, cache=self.cache)
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
         if isinstance(other, ZeroLinearOperator):
@@ -67,7 +68,7 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         """The Kronecker products on the same grid as the first of them."""
         terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
         return [
-            op for op in terms if op.row_shape == terms[0].row_shape and same_cells(op.row_index, terms[0].row_index)
+            op for op in terms if op.row_shape == terms[0].row_shape and same_values(op.row_index, terms[0].row_index)
         ]
 
     def root(self) -> Tensor | None:
@@ -87,10 +88,10 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
         def compute() -> Tensor:
             # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
-            root = _wide(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
+            root = _as_float64(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
             return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
 
-        return self.memo.get(("root", number), op.representation(), compute).to(self.dtype)
+        return self.cache.cached(("root", number), op.representation(), compute).to(self.dtype)
 
 
 class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
@@ -125,7 +126,9 @@ class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
 
     def system(self) -> NoisySystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
-        return kernel.memo.get("system", (*kernel.representation(), *self._diag_tensor.representation()), self._build)
+        return kernel.cache.cached(
+            "system", (*kernel.representation(), *self._diag_tensor.representation()), self._build
+        )
 
     def _build(self) -> NoisySystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
@@ -145,7 +148,7 @@ register_sum("kernel", SelectedKroneckerSumOperator)
 
 
 def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unstructured:
-    wide, rows = [_wide(op) for op in others], others[0].size(-1)
+    wide, rows = [_as_float64(op) for op in others], others[0].size(-1)
     low_rank = [isinstance(op, RootLinearOperator) and op.root.size(-1) <= _UNSTRUCTURED_RANK for op in others]
     widths = [op.root.size(-1) if isinstance(op, RootLinearOperator) else rows / 2 for op in others]
     assert root is not None
@@ -159,9 +162,9 @@ def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unst
     )
 
 
-def _wide(op: LinearOperator) -> LinearOperator:
+def _as_float64(op: LinearOperator) -> LinearOperator:
     """In float64 and detached."""
     if isinstance(op, SelectedKroneckerOperator):
-        return op._wide()
+        return op._as_float64()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
     return op.representation_tree()(*tensors)

@@ -1,12 +1,12 @@
-"""Pictures of fields with gaps, of what filled them, and of what was learned, in one line each.
+"""Pictures of fields with gaps, of fillings and of learned models, in one line each.
 
     plot.field(values, axes)    plot.fill(result)      plot.kernels(model)
     plot.uncertainty(std)       plot.panels({...})     plot.history(history)
     plot.series(x, mean, std)
 
-A picture of one panel is drawn into `ax`, or into a figure of its own, and returned as Axes; one of several panels
-always opens its own figure and returns that. Figures are pyplot's: notebooks show them, ``plt.show()`` shows them, and
-whoever opened them closes them.
+A picture of one panel is drawn into `ax`, or into a new figure, and returned as Axes. A picture of several panels is a
+new figure, which is returned. Figures belong to pyplot: notebooks and ``plt.show()`` show them, ``plt.close()`` closes
+them.
 """
 
 try:
@@ -15,8 +15,8 @@ except ImportError as error:
     raise ImportError("gpytorch_gaps.plot needs matplotlib: pip install 'gpytorch-gaps[plot]'") from error
 
 from gpytorch_gaps.plot.correlations import kernels
-from gpytorch_gaps.plot.fields import field, uncertainty
-from gpytorch_gaps.plot.filling import fill, panels
+from gpytorch_gaps.plot.fields import field, panels, uncertainty
+from gpytorch_gaps.plot.filling import fill
 from gpytorch_gaps.plot.lines import series
 from gpytorch_gaps.plot.training import history
 

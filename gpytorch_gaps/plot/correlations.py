@@ -1,4 +1,4 @@
-"""Learned kernels, axis by axis: correlation against distance, or between places."""
+"""Pictures of learned kernels, axis by axis: correlation against distance, or between places."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,59 +9,70 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from gpytorch_gaps.plot.fields import add_colorbar, draw_picture
+from gpytorch_gaps.plot import drawing
+from gpytorch_gaps.plot.drawing import COLOURS, REFERENCE_COLOUR
 from gpytorch_gaps.plot.inputs import read_field
-from gpytorch_gaps.plot.learned import Factor, learned
-from gpytorch_gaps.plot.style import COLOURS, QUIET, opened, write_title
+from gpytorch_gaps.plot.kernel_terms import AxisKernel, kernel_terms
 
-_DISTANCES = 600
-_MOST_PLACES = 200  # of an axis, in a matrix
-_FADED = 0.02  # correlations below need no room
-_IN_A_ROW = 4
+_POINTS_PER_CURVE = 600
+_PANELS_PER_ROW = 4
+_MAX_MATRIX_SIZE = 200  # places of an axis in a matrix
+_MAX_SIZE_WITH_NUMBERS = 8  # of a matrix whose entries are written into it
+_FADED_CORRELATION = 0.02  # smaller ones are not worth showing
+_LINE_STYLES = ("-", "--", ":", "-.")  # of the columns of an axis
 
 
 def kernels(
     model: Any, *, names: Sequence[str] | None = None, distance: float | Sequence[float | None] | None = None
 ) -> Figure:
-    """The learned kernels of a model, one panel an axis, from a ``GappyGridKernel`` anywhere inside its kernel.
+    """Draw the learned kernels of a model, one panel per axis of its grid.
 
-    A stationary kernel is drawn as its correlation ``k(d) / k(0)`` against the distance d in units of its axis, with
-    length-scales and periods marked; in an axis of several columns, along each column in turn. Any other kernel, and
-    one of codes, is drawn as the matrix of correlations between the places of its axis. In a sum there is a line, or a
-    matrix, for each term that is a product over axes; others, and scales, are left out. Of a batch, the first member.
+    A stationary kernel is drawn as its correlation $k(d) / k(0)$ against the distance $d$ in units of its axis, with
+    length-scales and periods marked; on an axis of several columns, along each column in turn. Any other kernel, and
+    one of codes, is drawn as the matrix of correlations between the places of its axis. A sum has a line, or a matrix,
+    for each term that is a product over axes; other terms, and scales, are left out. A batch is drawn by its first
+    member.
 
-    :param model: a model, or a kernel.
-    :param names: of the axes.
-    :param distance: the largest drawn, or one (or None) an axis. None: where correlations have faded, or the extent.
+    :param model: a model or a kernel with a ``GappyGridKernel`` inside.
+    :param names: names of the axes.
+    :param distance: largest distance, one for all axes or one (or None) per axis; None for the distance at which
+        correlations have faded, or the extent of the axis.
+    :return: the Figure.
+    :raises ValueError: if there is no grid kernel inside, if its terms have different grids, or if `names` or
+        `distance` do not fit the axes.
+
+    >>> import torch, gpytorch_gaps as gaps
+    >>> from gpytorch.kernels import MaternKernel, RBFKernel
+    >>> from gpytorch_gaps import plot
+    >>> grid = gaps.CartesianGrid([torch.linspace(0, 1, 5), torch.linspace(0, 1, 4)])
+    >>> figure = plot.kernels(gaps.GappyGridKernel([RBFKernel(), MaternKernel()], grid), names=["north", "time"])
+    >>> [ax.get_title().splitlines()[0] for ax in figure.axes]
+    ['north', 'time']
     """
-    found = learned(model)
-    axes = found.grid.axes
+    grid, terms = kernel_terms(model)
+    axes = grid.axes
     titles = [f"axis {i}" for i in range(len(axes))] if names is None else [str(name) for name in names]
     if len(titles) != len(axes):
         raise ValueError(f"names: got {len(titles)}; expected {len(axes)}, one for each axis of the grid")
-    if distance is None or isinstance(distance, int | float | np.number):
-        given = [distance] * len(axes)
-    else:
-        given = list(distance)
+    one_for_all = distance is None or isinstance(distance, int | float | np.number)
+    given: list[Any] = [distance] * len(axes) if one_for_all else list(distance)  # type: ignore[arg-type]
     if len(given) != len(axes) or any(one is not None and not 0 < one < np.inf for one in given):
         raise ValueError(f"distance: got {distance}; expected a positive number, or one for each of {len(axes)} axes")
     drawings: list[Any] = []
     for i, points in enumerate(axes):
-        factors = {number: term[i] for number, term in enumerate(found.terms)}
-        steps = _unit_steps(points)
-        lines = {number: one for number, one in factors.items() if all(one.is_stationary(points, s) for s in steps)}
+        own = {number: term[i] for number, term in enumerate(terms)}
+        # an odd share of the extent, so that steps do not only fall on the spacing of the axis
+        steps = [0.737 * along for along in _along_columns(points, np.linspace(0, 1, 17))]
+        lines = {number: one for number, one in own.items() if all(one.is_stationary(points, s) for s in steps)}
         if lines:
-            drawings.append((_draw_lines, lines, points, titles[i], given[i], len(factors)))
-        drawings += [
-            (_draw_matrix, number, one, points, titles[i], len(factors))
-            for number, one in factors.items()
-            if number not in lines
-        ]
-    columns = min(len(drawings), _IN_A_ROW)
+            drawings.append((_draw_lines, lines, points, titles[i], given[i], len(own)))
+        others = [(number, one) for number, one in own.items() if number not in lines]
+        drawings += [(_draw_matrix, number, one, points, titles[i], len(own)) for number, one in others]
+    columns = min(len(drawings), _PANELS_PER_ROW)
     rows = -(-len(drawings) // columns)
-    entries = len(found.terms) * max(points.size(-1) for points in axes)
-    with opened(3.9 * columns + 0.2, (3.2 + 0.2 * entries * (entries > 1)) * rows) as figure:
-        figure.set_layout_engine("compressed", w_pad=0.1)  # between a colour bar's label and the next axis's
+    entries = len(terms) * max(points.size(-1) for points in axes)
+    with drawing.new_figure(3.9 * columns + 0.2, (3.2 + 0.2 * entries * (entries > 1)) * rows) as figure:
+        figure.set_layout_engine("compressed", w_pad=0.1)  # between the label of a colour bar and the next panel
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for ax, (draw, *arguments) in zip(panels, drawings, strict=False):
             draw(ax, *arguments)
@@ -70,105 +81,94 @@ def kernels(
     return figure
 
 
-def _unit_steps(points: Tensor) -> list[Tensor]:
-    """For each column of an axis, steps along it from none to its extent. shape: (n, columns)"""
+def _along_columns(points: Tensor, shares: np.ndarray) -> list[Tensor]:
+    """For each column of an axis, steps along it by shares of its extent (1 if it has none). shape: (n, columns)"""
     extent = points.amax(0) - points.amin(0)
-    extent = torch.where(extent > 0, extent, torch.ones_like(extent))
-    # an odd share of the extent: no step falls on the spacing of the axis only
-    shares = torch.linspace(0, 1, 17, dtype=points.dtype, device=points.device) * 0.737
-    return [torch.outer(shares, direction) for direction in torch.diag(extent)]
+    directions = torch.diag(torch.where(extent > 0, extent, torch.ones_like(extent)))
+    return [torch.outer(torch.as_tensor(shares).to(points), direction) for direction in directions]
 
 
 def _draw_lines(
-    ax: Axes, factors: dict[int, Factor], points: Tensor, title: str, distance: float | None, terms: int
+    ax: Axes, kernels: dict[int, AxisKernel], points: Tensor, title: str, distance: float | None, terms: int
 ) -> None:
-    extent = (points.amax(0) - points.amin(0)).tolist()
-    several = len(extent) > 1  # columns, each of a unit of its own
-    start = points.amin(0)
-    reach = _reach(list(factors.values()), points) if distance is None else 1.0
+    """Draws correlations against distance, of each term and along each column."""
+    several = points.size(-1) > 1  # columns, each with a unit of its own
+    in_shares = several and distance is None
+    reach = _reach(list(kernels.values()), points) if distance is None else 1.0
     lowest = 0.0
-    for number, factor in factors.items():
+    shares = np.linspace(0, 1, _POINTS_PER_CURVE)
+    for number, kernel in kernels.items():
         colour = COLOURS[number % len(COLOURS)]
-        for column, size in enumerate(extent):
-            furthest = distance or reach * (size or 1.0)
-            distances = torch.linspace(0, furthest, _DISTANCES, dtype=points.dtype, device=points.device)
-            steps = torch.zeros(_DISTANCES, len(extent), dtype=points.dtype, device=points.device)
-            steps[:, column] = distances
-            curve = factor.correlation(start, steps).numpy()
-            x = distances.double().cpu().numpy() / (furthest / reach if several and distance is None else 1.0)
-            label = _label(factor, number, terms, column if several else None)
-            style = ("-", "--", ":", "-.")[column % 4]
-            ax.plot(x, curve, color=colour, linestyle=style, linewidth=1.6, label=label)
+        for column, unit_steps in enumerate(_along_columns(points, shares)):
+            extent = float(unit_steps[-1, column])
+            furthest = distance or reach * extent
+            curve = kernel.correlation(points.amin(0), unit_steps * (furthest / extent)).numpy()
+            x = shares * (reach if in_shares else furthest)
+            words = [f"{number + 1}: {kernel.name}"] * (terms > 1) + [f"column {column}"] * several
+            style = _LINE_STYLES[column % len(_LINE_STYLES)]
+            ax.plot(x, curve, color=colour, linestyle=style, linewidth=1.6, label=", ".join(words))
             lowest = min(lowest, float(curve.min()))
             if not several:
-                _mark(ax, factor, x, curve, colour)
-    ax.axhline(0, color=QUIET, linewidth=0.6, zorder=0)
+                _mark_scales(ax, kernel, x, curve, colour)
+    ax.axhline(0, color=REFERENCE_COLOUR, linewidth=0.6, zorder=0)
     ax.set_ylim(lowest - 0.05 if lowest < 0 else 0.0, 1.05)
     ax.set_xlim(left=0)
-    shares = several and distance is None
-    ax.set(xlabel="distance / extent of the column" if shares else "distance", ylabel="correlation")
+    ax.set(xlabel="distance / extent of the column" if in_shares else "distance", ylabel="correlation")
     ax.spines[["top", "right"]].set_visible(False)
     if terms > 1 or several:
-        # below: curves leave no room that would do for all of them
+        # below the panel: inside of it, a legend would cover some curve
         ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.24), borderpad=0)
-    _write(ax, title, list(factors.values()))
+    _write_title(ax, title, list(kernels.values()))
 
 
-def _mark(ax: Axes, factor: Factor, x: np.ndarray, curve: np.ndarray, colour: str) -> None:
-    """Length-scales by a dot, periods by a ring, each with a line down."""
-    for places, face in ((factor.length_scales, colour), (factor.periods, "white")):
-        for place in places:
-            if place <= x[-1]:
-                height = float(np.interp(place, x, curve))
-                ax.vlines(place, min(height, 0.0), max(height, 0.0), color=colour, linewidth=0.9, linestyle=":")
-                ax.plot([place], [height], marker="o", markersize=5, color=colour, markerfacecolor=face)
+def _mark_scales(ax: Axes, kernel: AxisKernel, x: np.ndarray, curve: np.ndarray, colour: str) -> None:
+    """Marks length-scales by a dot and periods by a ring, each with a line down."""
+    for places, face in ((kernel.length_scales, colour), (kernel.periods, "white")):
+        for place in (one for one in places if one <= x[-1]):
+            height = float(np.interp(place, x, curve))
+            ax.vlines(place, min(height, 0.0), max(height, 0.0), color=colour, linewidth=0.9, linestyle=":")
+            ax.plot([place], [height], marker="o", markersize=5, color=colour, markerfacecolor=face)
 
 
-def _reach(factors: list[Factor], points: Tensor) -> float:
-    """The share of the extent, at most 1, at which all correlations have faded; of those that recur, three periods."""
+def _reach(kernels: list[AxisKernel], points: Tensor) -> float:
+    """Share of the extent, at most 1, at which all correlations have faded; three periods of periodic ones."""
     extent = points.amax(0) - points.amin(0)
-    shares = torch.logspace(-6, 0, _DISTANCES, dtype=points.dtype, device=points.device)
+    shares = np.logspace(-6, 0, _POINTS_PER_CURVE)
     furthest = 0.0
-    for factor in factors:
-        own = 0.0
-        for direction in torch.diag(torch.where(extent > 0, extent, torch.ones_like(extent))):
-            strong = factor.correlation(points.amin(0), torch.outer(shares, direction)).abs() > _FADED
-            own = max(own, float(shares[strong.nonzero().max()]) if bool(strong.any()) else float(shares[0]))
-        if factor.periods and len(extent) == 1 and float(extent) > 0:
-            own = min(own, 3 * max(factor.periods) / float(extent))
-        furthest = max(furthest, own)
+    for kernel in kernels:
+        curves = [kernel.correlation(points.amin(0), steps).abs() for steps in _along_columns(points, shares)]
+        own = max(shares[np.flatnonzero(curve > _FADED_CORRELATION).max(initial=0)] for curve in curves)
+        if kernel.periods and len(extent) == 1 and float(extent) > 0:
+            own = min(own, 3 * max(kernel.periods) / float(extent))
+        furthest = max(furthest, float(own))
     return min(1.0, 1.15 * furthest)
 
 
-def _draw_matrix(ax: Axes, number: int, factor: Factor, points: Tensor, title: str, terms: int) -> None:
-    kept = points[np.linspace(0, len(points) - 1, min(len(points), _MOST_PLACES)).round().astype(int)]
-    matrix = factor.matrix(kept).numpy()
-    codes = bool((kept == kept.round()).all()) and len(kept) <= 12
-    places: Any = [str(int(code)) for code in kept[:, 0].tolist()] if codes and kept.size(-1) == 1 else kept
+def _draw_matrix(ax: Axes, number: int, kernel: AxisKernel, points: Tensor, title: str, terms: int) -> None:
+    """Draws correlations between the places of an axis."""
+    kept = points[np.linspace(0, len(points) - 1, min(len(points), _MAX_MATRIX_SIZE)).round().astype(int)]
+    matrix = kernel.matrix(kept).numpy()
+    codes = kept.size(-1) == 1 and len(kept) <= 12 and bool((kept == kept.round()).all())
+    places: Any = [str(int(code)) for code in kept[:, 0].tolist()] if codes else kept
     picture = read_field("correlation", matrix, [places, places])
-    image = draw_picture(picture, ax, "RdBu_r", (-1.0, 1.0))
+    image = drawing.draw_picture(picture, ax, "RdBu_r", (-1.0, 1.0))
     ax.set_aspect("equal")
-    add_colorbar(image, [ax], "correlation")
-    if len(matrix) <= 8:
+    drawing.add_colorbar(image, [ax], "correlation")
+    if len(matrix) <= _MAX_SIZE_WITH_NUMBERS:
         for (i, j), value in np.ndenumerate(matrix):
             if np.isfinite(value):
                 ink = "white" if abs(value) > 0.6 else "black"
-                x, y = (float(axis.places[k]) for axis, k in zip(picture.axes, (j, i), strict=True))
+                x, y = (float(one.values[k]) for one, k in zip(picture.places, (j, i), strict=True))
                 ax.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize="small", color=ink)
-    _write(ax, f"{title}, term {number + 1}" if terms > 1 else title, [factor])
+    _write_title(ax, f"{title}, term {number + 1}" if terms > 1 else title, [kernel])
 
 
-def _label(factor: Factor, number: int, terms: int, column: int | None) -> str:
-    words = [f"{number + 1}: {factor.name}"] if terms > 1 else []
-    return ", ".join(words + ([] if column is None else [f"column {column}"]))
-
-
-def _write(ax: Axes, title: str, factors: list[Factor]) -> None:
-    """The axis; then kernels, length-scales and periods."""
-    scales = [value for factor in factors for value in factor.length_scales]
-    periods = [value for factor in factors for value in factor.periods]
-    words = [factors[0].name] if len(factors) == 1 else []
+def _write_title(ax: Axes, title: str, kernels: list[AxisKernel]) -> None:
+    """Writes the name of the axis; then kernels, length-scales and periods."""
+    scales = [value for kernel in kernels for value in kernel.length_scales]
+    periods = [value for kernel in kernels for value in kernel.periods]
+    words = [kernels[0].name] if len(kernels) == 1 else []
     for symbol, values in (("length-scale", scales), ("period", periods)):
         if values:
             words.append(f"{symbol} {', '.join(f'{value:.3g}' for value in values)}")
-    write_title(ax, f"{title}\n{', '.join(words)}" if words else title)
+    drawing.write_title(ax, f"{title}\n{', '.join(words)}" if words else title)

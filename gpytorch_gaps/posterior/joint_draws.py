@@ -26,11 +26,11 @@ from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells
-from gpytorch_gaps.operators.base import same_cells
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.parts import summands
+from gpytorch_gaps.utils.tensors import same_values
 
 _ROOM = 4  # times as many numbers as there are cells may make one draw
 _NOTHING_LEFT = 1e-10  # of the prior variance: what rounding may leave of a point that the grid determines
@@ -125,8 +125,8 @@ def _term(
         tested = isinstance(prior, SelectedKroneckerOperator) and prior.is_symmetric
         against = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator) and _against(cross, train)
         if tested and isinstance(cross, SelectedKroneckerOperator) and against:
-            alike = prior.row_shape == cross.row_shape and same_cells(prior.row_index, cross.row_index)
-            here = cells is not None and same_cells(prior.row_index, cells)
+            alike = prior.row_shape == cross.row_shape and same_values(prior.row_index, cross.row_index)
+            here = cells is not None and same_values(prior.row_index, cells)
             # cells of a part of the training grid are those of the whole only in their own covariance
             if prior.row_shape == train.row_shape and (here or not alike):
                 return _OnGrid(prior, train)
@@ -154,7 +154,7 @@ def _share_root(prior: RootLinearOperator, cross: LinearOperator, train: RootLin
 
 
 def _against(cross: SelectedKroneckerOperator | KhatriRaoOperator, train: SelectedKroneckerOperator) -> bool:
-    return cross.col_shape == train.row_shape and same_cells(cross.col_index, train.row_index)
+    return cross.col_shape == train.row_shape and same_values(cross.col_index, train.row_index)
 
 
 class _OnGrid:

@@ -5,7 +5,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.grid.cartesian import CartesianGrid, same_values
+from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.utils.tensors import same_values
 
 
 class LastSolutions:

@@ -23,7 +23,7 @@ from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.reports import one_report
 from gpytorch_gaps.solvers.config import SolveConfig
-from gpytorch_gaps.utils.precision import wide_entries
+from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.progress import with_bar
 
 _CACHE = 2**21  # numbers: where products of several columns begin to cost more than those of one at a time
@@ -99,7 +99,7 @@ class PosteriorParts:
         """In float64. shape: (*batch, Q)"""
         prior = copy.copy(self.prior)
         prior.__dict__.pop("_memoize_cache", None)  # rounded, maybe, and others expect it to be
-        with wide_entries():
+        with float64_entries():
             return prior.diagonal(dim1=-1, dim2=-2).double()
 
     def columns_at_once(self, more: int = 0) -> int:
@@ -133,7 +133,7 @@ class PosteriorParts:
 
         :param prior: variances of all points.
         """
-        with wide_entries():
+        with float64_entries():
             columns = to_dense(self.cross[..., rows, :]).mT.contiguous().double()  # shape: (*batch, N, q)
         weights, residual = self.weights(columns.detach(), prior[..., rows].detach())
         image = self._differentiable_product(weights) if self.differentiated else columns - residual

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.grid.protocol import GridKernel
-from gpytorch_gaps.operators.inspect import grid_covariance, grid_points, on_one_grid, one_member, row_points
+from gpytorch_gaps.operators.inspect import GridPoints, grid_covariance, grid_points, on_one_grid, one_member
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
@@ -91,8 +91,10 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def _grid_points(self) -> tuple[GridKernel, Tensor] | None:
         """The grid kernel, and where the observations lie in its columns."""
         found = grid_points(self.train_prior_dist.lazy_covariance_matrix)
-        x = None if found is None else one_member(found[1])
-        return None if found is None or x is None else (found[0], x)
+        if found is None or found.kernel is None:
+            return None
+        x = one_member(found.x)
+        return None if x is None else (found.kernel, x)
 
     @full_float32()
     def exact_prediction(
@@ -112,13 +114,11 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     def _test_points(self, cross: LinearOperator) -> PredictionPoints | None:
         """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
-        x, found = row_points(cross), self._grid_points
-        if x is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
+        rows, found = grid_points(cross), self._grid_points
+        if rows is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
             return None
         kernel, train_x = found
-        cells = kernel.cells_of(x)
-        here = cells is not None and all(a is b for a, b in zip(cells.axes, kernel.grid.axes, strict=True))
-        return PredictionPoints(x, train_x, cells.index if cells is not None and here else None)
+        return PredictionPoints(rows.x, train_x, GridPoints(rows.x, kernel).cells_on(kernel.grid))
 
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any

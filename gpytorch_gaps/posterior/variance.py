@@ -19,7 +19,6 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import unravel
-from gpytorch_gaps.operators.base import same_cells
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator, low_rank_of
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -36,8 +35,9 @@ from gpytorch_gaps.reports import (
 )
 from gpytorch_gaps.solvers.planning.variance import low_rank_form, too_expensive
 from gpytorch_gaps.solvers.solve import ADVICE
-from gpytorch_gaps.utils.precision import wide_entries
+from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.progress import with_bar
+from gpytorch_gaps.utils.tensors import same_values
 
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
@@ -160,7 +160,7 @@ def _error_of_extension(
     """
     worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
     few = parts.at(worst)
-    with wide_entries():
+    with float64_entries():
         columns = to_dense(few.cross).mT.double()
     weights = form.solve(columns)
     exact = few.prior_variance() - (weights * (2.0 * columns - parts.train.wide_matmul(weights))).sum(-2)
@@ -228,7 +228,7 @@ def _basis(
     if not structured or not isinstance(kernel, SelectedKroneckerOperator):
         return None
     eigen = kernel.shared_eigen().get("eigen")
-    alike = cross.col_shape == kernel.row_shape and same_cells(cross.col_index, kernel.row_index)
+    alike = cross.col_shape == kernel.row_shape and same_values(cross.col_index, kernel.row_index)
     if eigen is None or not alike or getattr(cross, "transposed", False):
         return None
     largest = math.prod(float(values.amax()) for values in eigen.values)

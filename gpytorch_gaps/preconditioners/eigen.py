@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from gpytorch_gaps.linalg.eigen import KroneckerEigen, largest_left_out, leading_untied
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, largest_left_out, leading_products_stable
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 
 
@@ -21,7 +21,7 @@ class EigenPreconditioner(LowRankPreconditioner):
     def __init__(
         self, eigen: KroneckerEigen, train_index: Tensor, noise: Tensor, rank: int, trace: Tensor | None = None
     ) -> None:
-        values, positions = leading_untied(eigen.values, min(rank, eigen.num_cells))
+        values, positions = leading_products_stable(eigen.values, min(rank, eigen.num_cells))
         smallest = float(noise.min())
         left_over = largest_left_out(eigen.values, positions) / smallest if smallest > 0 else math.inf
         super().__init__(eigen.vectors, positions, values, train_index, noise, left_over=left_over, trace=trace)

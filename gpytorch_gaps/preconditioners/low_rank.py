@@ -32,7 +32,7 @@ from torch import Tensor
 
 from gpytorch_gaps.autograd.dense_logdet import dense_logdet, logdet_from
 from gpytorch_gaps.linalg.gram import masked_gram, pair_flops
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import product_at, ravel, select_cells, spread_cells, unravel
 
 _ROUNDED = 1e-2  # relative error of a preconditioner that conjugate gradients do not notice
@@ -183,7 +183,7 @@ class LowRankPreconditioner:
     @cached_property
     def _narrow(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """The eigenvectors, transposed and not, and ``1 / D``, in float32."""
-        vectors = [narrowed(q, torch.float32) for q in self.vectors]
+        vectors = [cast_without_denormals(q, torch.float32) for q in self.vectors]
         return vectors, [q.mT for q in vectors], self.diagonal.reciprocal().float().unsqueeze(-1)
 
     def _narrow_solve(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ belong to the p *smallest* eigenvalues of K. The paper finds that it rarely pays
 
 from torch import Tensor
 
-from gpytorch_gaps.linalg.eigen import KroneckerEigen, leading_untied
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, leading_products_stable
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 
 
@@ -17,7 +17,7 @@ class ShiftedEigenPreconditioner(LowRankPreconditioner):
     """
 
     def __init__(self, eigen: KroneckerEigen, gap_index: Tensor, noise: Tensor, rank: int) -> None:
-        values, positions = leading_untied(eigen.values, min(rank, eigen.num_cells), largest=False)
+        values, positions = leading_products_stable(eigen.values, min(rank, eigen.num_cells), largest=False)
         inverse = 1.0 / (values + noise)
         self.shift = 0.5 * inverse.min(-1, keepdim=True).values
         super().__init__(eigen.vectors, positions, inverse - self.shift, gap_index, self.shift)

@@ -1,105 +1,94 @@
-"""The weights of a reconstruction under way, in a file from which it goes on."""
+"""The weights of an unfinished reconstruction, in a file from which the same call continues."""
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.reconstruction.weights import Weights, WeightsInParts
-from gpytorch_gaps.utils.files import save_whole
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.reconstruction.sharding import ShardedWeights, Weights
+from gpytorch_gaps.utils.checkpoint import CheckpointFile
 
-_SAVE_EVERY = 10.0  # seconds between checkpoints
-_FORMAT = 1
-_KEYS = {"format", "noise", "eigenvalues", "rhs", "weights", "iterations"}
+_SECONDS_BETWEEN_SAVES = 10.0
+_VERSION = 1
+_SAME = 1e-8  # relative: sums over other numbers of processes differ by less, other problems by more
+_DIFFERENCES = {
+    "noise": "noise differs",
+    "eigenvalues": "kernels, axes or tolerance differ",
+    "rhs": "values or mean differ",
+}
 
 
 class WeightCheckpoint:
-    """The last weights, in a file, with what tells whether they belong to this problem.
+    """The last weights, and what identifies the problem they belong to.
 
-    Weights that every rank has are the first one's to keep; those in parts are kept in a file each.
+    The main process keeps replicated weights. Every process keeps its own sharded weights, in a file of its own.
+    `start` are the weights that an earlier call has left, or None.
+
+    :param path: the file; None for no checkpoint.
+    :param rhs: ``Phi' W' y``.
     """
 
     def __init__(self, path: Path | None, weights: Weights, noise: float, rhs: Tensor) -> None:
-        ranks = weights.ranks
+        comm, sharded = weights.comm, isinstance(weights, ShardedWeights)
         self.start: Tensor | None = None
-        self.iterations = 0
-        in_parts = isinstance(weights, WeightsInParts)
-        self.path = path if path is None or not in_parts else part_of(path, ranks)
-        keeps = path is not None and (in_parts or ranks.leads)
         self._saved = time.perf_counter()
-        self._problem = {"format": _FORMAT, "noise": noise, "eigenvalues": weights.products, "rhs": rhs}
-        if keeps:
-            self._problem.update(eigenvalues=weights.products.cpu(), rhs=rhs.cpu())
-        found = ranks.together("reading its checkpoint", lambda: self._of_before(path, ranks) if keeps else None)
-        if not keeps:
-            self.path = None
+        self._file: CheckpointFile | None = None
         if path is None:
             return
-        all_found = ranks.gather((found is not None, self.iterations), "the checkpoint")
-        if in_parts and not all(there for there, _ in all_found):
-            self.iterations = 0  # weights of some are no start
-            return
-        if all_found[0][0]:
-            self.iterations = all_found[0][1]
-            self.start = torch.empty_like(rhs) if found is None else found.to(rhs.device)
-            if not in_parts:
-                ranks.broadcast(self.start, "the checkpoint")
+        self._problem: dict[str, Any] = {}
+        if sharded or comm.is_main:
+            own = path.with_name(f"{path.name}.{comm.rank}of{comm.size}") if sharded else path
+            self._file = CheckpointFile(own, "reconstruct", _VERSION)
+            self._problem = {"noise": noise, "eigenvalues": weights.products.cpu(), "rhs": rhs.cpu()}
+        content = comm.run_on_all("reading its checkpoint", lambda: self._read(path, comm, sharded))
+        found = comm.gather(content is not None, "the checkpoint")
+        if not found[0] or (sharded and not all(found)):
+            return  # the shards of some processes are no start
+        self.start = torch.empty_like(rhs) if content is None else content["weights"].to(rhs.device)
+        if not sharded:
+            comm.broadcast(self.start, "the checkpoint")
 
-    def _of_before(self, path: Path | None, ranks: Ranks) -> Tensor | None:
-        assert self.path is not None
-        assert path is not None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def _read(self, path: Path, comm: Communicator, sharded: bool) -> dict[str, Any] | None:
+        if self._file is None:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
         for other in path.parent.iterdir():
             part = re.fullmatch(re.escape(path.name) + r"\.\d+of(\d+)", other.name)
-            if part and (self.path == path or int(part[1]) != ranks.size):
+            if part and (not sharded or int(part[1]) != comm.size):
                 raise ValueError(
-                    f"checkpoint: found {other.name}, of {part[1]} ranks; expected one written by {ranks.size}. "
-                    "Move it away to start afresh"
+                    f"checkpoint: found {other.name}, written by {part[1]} processes; expected one written by "
+                    f"{comm.size}. Move it away to start afresh"
                 )
-        return self._read(self.path) if self.path.exists() else None
+        content = self._file.read({*self._problem, "weights", "iterations"})
+        if content is None:
+            return None
+        differences = [text for name, text in _DIFFERENCES.items() if not self._is_same(name, content[name])]
+        self._file.require_same(differences[:1])  # the right-hand side depends on everything else
+        if content["weights"].shape != content["rhs"].shape or not bool(content["weights"].isfinite().all()):
+            raise self._file.error("contains NaN or infinite weights, or weights of the wrong shape")
+        return content
 
-    def _read(self, path: Path) -> Tensor:
-        advice = "expected one written by reconstruct; move it away to start afresh"
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:
-            raise ValueError(f"checkpoint: {path} cannot be read ({type(error).__name__}); {advice}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT or not content.keys() >= _KEYS:
-            raise ValueError(f"checkpoint: {path} is not a checkpoint of this version; {advice}")
-        for name in ("noise", "eigenvalues", "rhs"):
-            theirs, ours = torch.as_tensor(content[name]), torch.as_tensor(self._problem[name])
-            same = theirs.shape == ours.shape and bool((theirs - ours).norm() <= 1e-8 * ours.norm())
-            if not same:
-                what = {"noise": "noise", "eigenvalues": "kernels, axes or tolerance", "rhs": "values or mean"}[name]
-                verb = "differs" if name == "noise" else "differ"
-                raise ValueError(f"checkpoint: {path} belongs to another run: {what} {verb}; {advice}")
-        weights = content["weights"]
-        if weights.shape != content["rhs"].shape or not bool(weights.isfinite().all()):
-            raise ValueError(f"checkpoint: {path} holds weights that are none; {advice}")
-        self.iterations = int(content["iterations"])
-        return weights
+    def _is_same(self, name: str, found: Any) -> bool:
+        theirs, ours = torch.as_tensor(found), torch.as_tensor(self._problem[name])
+        return theirs.shape == ours.shape and bool((theirs - ours).norm() <= _SAME * ours.norm())
 
-    def watch(self, weights: Tensor, iterations: int) -> None:
-        if time.perf_counter() - self._saved > _SAVE_EVERY:
-            self.save(weights, iterations)
+    def watch(self, weights: Callable[[], Tensor], iterations: int) -> None:
+        """Save the weights if the last save is some seconds old."""
+        if self._file is not None and time.perf_counter() - self._saved > _SECONDS_BETWEEN_SAVES:
+            self.save(weights(), iterations)
 
-    def save(self, weights: Tensor, iterations: int, done: bool = False) -> None:
-        if self.path is not None:
-            total = 0 if done else self.iterations + iterations  # from the end of a solve, nothing is left to do
-            state = {"weights": weights.cpu(), "iterations": total}
-            save_whole(self.path, {**self._problem, **state})
+    def save(self, weights: Tensor, iterations: int) -> None:
+        """Save the weights, and the number of iterations of this call so far."""
+        if self._file is not None:
+            self._file.save({**self._problem, "weights": weights.cpu(), "iterations": iterations})
         self._saved = time.perf_counter()
 
     def remove(self) -> None:
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-
-def part_of(path: Path, ranks: Ranks) -> Path:
-    """Where a rank keeps its part of what is too large for one."""
-    return path.with_name(f"{path.name}.{ranks.rank}of{ranks.size}")
+        """Delete the file."""
+        if self._file is not None:
+            self._file.remove()

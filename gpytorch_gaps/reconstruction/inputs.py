@@ -1,8 +1,7 @@
-"""What `reconstruct` is given, checked before anything is read: better found wrong now than in an hour."""
+"""The arguments of `reconstruct`, checked before anything is read: a mistake is better found now than in an hour."""
 
 import copy
 import math
-import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,38 +13,88 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps.distributed.agreement import describe_kernel, describe_values
-from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.grid.cartesian import CartesianGrid, read
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.reconstruction.slabs import Slabs
+from gpytorch_gaps.utils.checks import check_integer, check_number, read_tensor
 from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
 
-_DROPPED_SHARE = 1 / 400  # of the tolerance that dropped eigenvalues may use up, at a misfit of 1
+_DROPPED_SHARE = 1 / 400  # of the tolerance, for dropped eigenvalues, if the residuals of the data are as expected
 
 
-def number(name: str, value: Any, what: str = "number") -> float:
-    shape = tuple(getattr(value, "shape", ()))
-    if math.prod(shape) != 1:
-        raise ValueError(f"{name}: got shape {shape}, expected one {what}")
-    try:
-        found = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
-    if not math.isfinite(found):
-        raise ValueError(f"{name}: got {found}, expected a finite {what}")
-    return found
+class Problem:
+    """The checked arguments of `reconstruct`, under their own names; `grid` and `slabs` come from values and axes."""
+
+    def __init__(
+        self,
+        values: Any,
+        axes: Sequence[ArrayLike | Tensor | None] | None,
+        kernels: Sequence[Kernel | Tensor],
+        noise: float | Tensor,
+        *,
+        mean: float = 0.0,
+        tolerance: float = 1e-2,
+        max_iterations: int = 2000,
+        memory: float = 2**31,
+        checkpoint: str | Path | None = None,
+        output: str | Path | None = None,
+    ) -> None:
+        self.noise, self.mean = check_number("noise", noise, above=0, what="variance"), check_number("mean", mean)
+        self.tolerance = check_number("tolerance", tolerance, above=0)
+        self.memory = check_number("memory", memory, above=0)
+        self.max_iterations = check_integer("max_iterations", max_iterations, at_least=1)
+        self.grid, self.slabs = _grid_and_slabs(values, axes)
+        self.kernels = _own_kernels(kernels, len(self.grid.shape))
+        self.output, self.checkpoint = _paths(output, checkpoint)
+
+    def require_same(self, values: Any, comm: Communicator) -> None:
+        """Refuse processes that were given different arguments, and more processes than there are slices."""
+        if comm.size == 1:
+            return
+        content = comm.run_on_all("looking at its values", lambda: describe_values(values))
+        comm.require_same(
+            {
+                "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
+                **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
+                **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
+                **{name: getattr(self, name) for name in ("noise", "mean", "tolerance", "max_iterations", "memory")},
+                "output": str(self.output),
+                "checkpoint": str(self.checkpoint),
+            }
+        )
+        if self.grid.shape[0] < comm.size:
+            raise ValueError(
+                f"values: got {self.grid.shape[0]} slices along the first axis for {comm.size} processes, expected at "
+                "least one for each; put a longer axis first, or use fewer processes"
+            )
+
+    def basis(self) -> TruncatedEigen:
+        """The eigenvectors of the kernel that matter at this noise and tolerance."""
+        axes = enumerate(zip(self.kernels, self.grid.axes, strict=True))
+        factors = [_kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
+        return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
+
+    @property
+    def truncation_error(self) -> float:
+        """The error of the mean from dropped eigenvalues, in posterior standard deviations, at a misfit of 1."""
+        return _DROPPED_SHARE * self.tolerance
 
 
-def positive(name: str, value: Any, what: str = "number") -> float:
-    found = number(name, value, what)
-    if not found > 0:
-        raise ValueError(f"{name}: got {found}, expected a {what} above 0")
-    return found
+def truncation_level(tolerance: float, cells: int) -> float:
+    """Eigenvalues that may be dropped, relative to the noise, for an error of the mean of `tolerance` deviations.
+
+    Without the part ``K_d`` of the kernel, of eigenvalues below a level, the mean at x lacks ``k_d(x, X) a`` with
+    ``a = (y - f) / s2``. For residuals as the model expects them, its variance is at most ``level k_d(x, x) / s2``. The
+    posterior variance at x is at least ``k_d(x, x)``, nearly. So the error is ``sqrt(level / s2)`` standard deviations,
+    or ``sqrt(2 log 2M)`` times that at the worst of M cells.
+    """
+    return (_DROPPED_SHARE * tolerance) ** 2 / (2.0 * math.log(2.0 * cells))
 
 
-def checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
-    """One for each axis; kernels are copied, in float64: what the user holds is not touched."""
+def _own_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
+    """One kernel or matrix per axis. Kernels are copied, in float64: those of the user are not changed."""
     if not isinstance(kernels, Sequence | torch.nn.ModuleList):
         raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
     if len(kernels) != axes:
@@ -55,20 +104,20 @@ def checked_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
         if isinstance(kernel, Kernel):
             owned.append(copy.deepcopy(kernel).double().eval())
         elif isinstance(kernel, Tensor | np.ndarray):
-            owned.append(read(f"kernels: axis {axis}", kernel).tensor.detach().double())
+            owned.append(read_tensor(f"kernels: axis {axis}", kernel).tensor.detach().double())
         else:
             came = type(kernel).__name__
             raise ValueError(f"kernels: axis {axis} got {came}, expected a GPyTorch kernel, or its matrix")
     return owned
 
 
-def checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
-    """Better found wrong now than in an hour."""
+def _paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
+    """Output and checkpoint, which lies beside the output unless it is given."""
     target, state = (None if path is None else Path(path) for path in (output, checkpoint))
     if target is not None:
         require_place("output", target)
         if target.suffix != ".npy":
-            raise ValueError(f"output: got {target.name}, expected a name that ends in .npy, which is what is written")
+            raise ValueError(f"output: got {target.name}, expected a name that ends in .npy")
         state = state or target.with_name(target.name + ".checkpoint")
         if state.resolve() == target.resolve():
             raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
@@ -77,7 +126,7 @@ def checked_paths(output: str | Path | None, checkpoint: str | Path | None) -> t
     return target, state
 
 
-def grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
+def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGrid, Slabs]:
     shape = None
     if axes is not None:
         own = getattr(values, "shape", None)
@@ -86,7 +135,7 @@ def grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGr
         if own is None and any(axis is None for axis in axes):
             raise ValueError("axes: got None with an iterable of slabs, expected the coordinates of each axis")
         axes = [range(int(own[i])) if axis is None else axis for i, axis in enumerate(axes)]  # type: ignore[index]
-        tables = [read(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
+        tables = [read_tensor(f"axis {i}", axis).tensor for i, axis in enumerate(axes)]
         for i, table in enumerate(tables):
             if table.dim() not in (1, 2):
                 raise ValueError(f"axis {i}: got shape {tuple(table.shape)}, expected coordinates (m,) or (m, d)")
@@ -98,7 +147,7 @@ def grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianGr
     return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
 
 
-def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
+def _kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
     if isinstance(kernel, Tensor):
         matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
     else:
@@ -112,77 +161,10 @@ def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
     if matrix.shape != (len(x), len(x)):
         raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
     largest, asymmetry = largest_and_asymmetry(matrix)
-    if not math.isfinite(largest + asymmetry):  # a NaN is no maximum of Python's
+    if not math.isfinite(largest + asymmetry):  # Python's max() would lose a NaN
         raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
     if asymmetry > 1e-3 * largest:
         raise ValueError(f"kernels: axis {axis} differs from its transpose, expected symmetry")
     if bool(matrix.diagonal().amin() < 0):
         raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
     return matrix
-
-
-class Problem:
-    """What `reconstruct` is given, checked."""
-
-    def __init__(
-        self,
-        values: Any,
-        axes: Sequence[ArrayLike | Tensor | None] | None,
-        kernels: Sequence[Kernel | Tensor],
-        noise: float | Tensor,
-        mean: float,
-        tolerance: float,
-        max_iterations: Any,
-        memory: float,
-        checkpoint: str | Path | None,
-        output: str | Path | None,
-    ) -> None:
-        self.noise, self.mean = positive("noise", noise, "variance"), number("mean", mean)
-        self.tolerance, self.memory = positive("tolerance", tolerance), positive("memory", memory)
-        if not isinstance(max_iterations, numbers.Integral) or max_iterations < 1:
-            raise ValueError(f"max_iterations: got {max_iterations!r}, expected an integer of at least 1")
-        self.max_iterations = int(max_iterations)
-        self.grid, self.slabs = grid_and_slabs(values, axes)
-        self.kernels = checked_kernels(kernels, len(self.grid.shape))
-        self.output, self.checkpoint = checked_paths(output, checkpoint)
-
-    def share(self, values: Any, ranks: Ranks) -> None:
-        """Refuses ranks that were given something else, and more ranks than there are slices."""
-        content = ranks.together("looking at its values", lambda: describe_values(values))
-        ranks.require_same(
-            {
-                "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
-                **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
-                **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
-                **{name: getattr(self, name) for name in ("noise", "mean", "tolerance", "max_iterations", "memory")},
-                "output": str(self.output),
-                "checkpoint": str(self.checkpoint),
-            }
-        )
-        if self.grid.shape[0] < ranks.size:
-            raise ValueError(
-                f"values: got {self.grid.shape[0]} slices along the first axis for {ranks.size} ranks, expected one "
-                "for each at least; put a longer axis first, or take fewer ranks"
-            )
-
-    def basis(self) -> TruncatedEigen:
-        factors = [
-            kernel_matrix(axis, *pair) for axis, pair in enumerate(zip(self.kernels, self.grid.axes, strict=True))
-        ]
-        return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
-
-    @property
-    def truncation_error(self) -> float:
-        """What dropped eigenvalues may add to the error of the mean, in its standard deviations, at a misfit of 1."""
-        return _DROPPED_SHARE * self.tolerance
-
-
-def truncation_level(tolerance: float, cells: int) -> float:
-    """Eigenvalues that may be dropped, over the noise, for an error of the mean of `tolerance` standard deviations.
-
-    Without the part ``K_d`` of the kernel, of eigenvalues below a level, the mean at x lacks ``k_d(x, X) a`` with
-    ``a = (y - f) / s2``. For residuals as the model expects them, its variance is at most ``level k_d(x, x) / s2``,
-    where the posterior variance at x is at least ``k_d(x, x)``, nearly: the error is ``sqrt(level / s2)`` standard
-    deviations, or ``sqrt(2 log 2M)`` times that at the worst of M cells.
-    """
-    return (_DROPPED_SHARE * tolerance) ** 2 / (2.0 * math.log(2.0 * cells))

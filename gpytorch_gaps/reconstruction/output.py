@@ -1,4 +1,4 @@
-"""The output of a reconstruction: a file that is whole or not there, and that a killed run goes on with."""
+"""The output of a reconstruction: a file that is complete or absent, and that a later run can continue."""
 
 import json
 import os
@@ -6,17 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
-from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.utils.files import require_place, write_whole
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
+from gpytorch_gaps.utils.files import atomic_write, require_place
 
 
-class GrowingArray:
-    """An ``.npy`` file that grows along its first axis beside `path`, as ``<path>.partial``, until it is whole.
+class ResumableNpy:
+    """An ``.npy`` file that grows along its first axis as ``<path>.partial`` and moves to `path` once it is complete.
 
-    How far it has grown is in ``<path>.partial.json``, with the name of what it grows into: one that goes by the same
-    name goes on from there, any other starts afresh.
+    ``<path>.partial.json`` records how many slices are on disk, and the name of their content. A later run with the
+    same name continues from there; any other run starts afresh.
 
-    :param rows: of the first axis, which this rank writes; the file is on a file system that all ranks share.
+    :param path: where the complete file goes, on a file system that all processes share.
+    :param shape: of the whole array.
+    :param dtype: of the array, as NumPy names it.
+    :param name: identifies the content.
+    :param rows: slices of the first axis that this process writes. Default: all.
+    :param comm: processes that write the file together.
     """
 
     def __init__(
@@ -26,96 +31,85 @@ class GrowingArray:
         dtype: str,
         name: str,
         rows: slice | None = None,
-        ranks: Ranks | None = None,
+        comm: Communicator = SINGLE,
     ) -> None:
-        self._ranks = ranks = ranks or Ranks()
-        self._rows = rows or slice(0, shape[0])
-        self.path, self._name = path, f"{name} {shape} {dtype} {self._rows.start} to {self._rows.stop}"
+        self._comm, self._shape, self._dtype = comm, shape, np.dtype(dtype)
+        self._own = rows or slice(0, shape[0])
+        self.path, self._name = path, f"{name} {shape} {dtype} {self._own.start} to {self._own.stop}"
         self._partial = path.with_name(path.name + ".partial")
-        self._record = self._record_of(ranks.rank)
-        self.rows = self._rows.start  # up to which the file has grown
-        self._array: np.ndarray | None = None
-        # one that has nothing of before makes the file anew, for all
-        found = ranks.together("looking for its output", lambda: self._array_of_before(shape, dtype))
-        if all(ranks.gather(found is not None, "looking for its output")):
-            self._array = found
-            return
-        del found
-        self.rows = self._rows.start
-        ranks.together("making its output", lambda: self._make(shape, dtype))
-        self._array = ranks.together("opening its output", self._open)
+        self._record = path.with_name(f"{path.name}.partial{f'.{comm.rank}' if comm.rank else ''}.json")
+        self.rows = self._own.start  # the next slice to be written
+        written = comm.run_on_all("looking for its output", self._rows_on_disk)
+        if all(found is not None for found in comm.gather(written, "looking for its output")):
+            self.rows = written or self.rows
+        else:  # a process that has to start makes all others start too
+            comm.run_on_all("making its output", self._make)
+        self._offset = comm.run_on_all("opening its output", self._open).offset
 
-    def _record_of(self, rank: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.partial{f'.{rank}' if rank else ''}.json")
-
-    def _array_of_before(self, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
-        """What a run before has written under the same name, if it is all there."""
+    def _rows_on_disk(self) -> int | None:
+        """Where an earlier run with the same name has stopped; None if its file is missing or damaged."""
         require_place("output", self.path)
         try:
             record = json.loads(self._record.read_text())
             rows = record["rows"]
-            if record["name"] != self._name or type(rows) is not int or not self._rows.start < rows <= self._rows.stop:
+            if record["name"] != self._name or type(rows) is not int or not self._own.start < rows <= self._own.stop:
                 return None
-            size = self._partial.stat().st_size  # opened to be written to, a file that was cut off grows back, as zeros
-            array = self._open()
-            whole = self._partial.stat().st_size == size and array.shape == shape and array.dtype == np.dtype(dtype)
+            size = self._partial.stat().st_size
+            array = self._open()  # in mode r+, a truncated file grows back to its full size, filled with zeros
+            whole = self._partial.stat().st_size == size and array.shape == self._shape and array.dtype == self._dtype
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
-        if not whole:
-            return None
-        self.rows = rows
-        return array
+        return rows if whole else None
 
-    def _make(self, shape: tuple[int, ...], dtype: str) -> None:
-        self._record.unlink(missing_ok=True)  # first: a record must never outlive what it is of
-        if self._ranks.leads:
-            np.lib.format.open_memmap(self._partial, "w+", dtype, shape)
+    def _make(self) -> None:
+        self._record.unlink(missing_ok=True)  # first: a record must never outlive its file
+        if self._comm.is_main:
+            np.lib.format.open_memmap(self._partial, "w+", self._dtype, self._shape)
 
-    def _open(self) -> np.ndarray:
+    def _open(self) -> np.memmap:
         try:
             return np.lib.format.open_memmap(self._partial, "r+")
         except FileNotFoundError as error:
-            if self._ranks.leads:
+            if self._comm.is_main:
                 raise
             raise ValueError(
-                f"output: {self._partial} was made by rank 0, and is not here; expected a file system that all ranks "
-                "share"
+                f"output: rank 0 has made {self._partial}, but it is not visible here; expected a file system that all "
+                "processes share"
             ) from error
 
     def append(self, slab: np.ndarray) -> None:
-        """On disk before it counts.
+        """Write the next slices. They count once they are on disk.
 
-        Written, not mapped: of a page that two machines share, each would put back the part of the other as it was.
+        The file is written, not mapped: if two machines mapped a page, each would overwrite the part of the other.
         """
-        assert self._array is not None
-        if slab.shape[1:] != self._array.shape[1:] or self.rows + len(slab) > self._rows.stop:
-            came, expected = f"a slab of shape {slab.shape} at slice {self.rows}", self._array.shape[1:]
-            raise ValueError(f"{self.path}: got {came}, expected slices of shape {expected} up to {self._rows.stop}")
-        plain = np.ascontiguousarray(slab, dtype=self._array.dtype)
+        if slab.shape[1:] != self._shape[1:] or self.rows + len(slab) > self._own.stop:
+            came, expected = f"a slab of shape {slab.shape} at slice {self.rows}", self._shape[1:]
+            raise ValueError(f"{self.path}: got {came}, expected slices of shape {expected} up to {self._own.stop}")
+        plain = np.ascontiguousarray(slab, dtype=self._dtype)
+        bytes_per_slice = self._dtype.itemsize * int(np.prod(self._shape[1:]))
         with self._partial.open("rb+") as stream:
-            stream.seek(self._array.offset + self.rows * self._array.strides[0])  # type: ignore[attr-defined]
+            stream.seek(self._offset + self.rows * bytes_per_slice)
             stream.write(plain.data)
             stream.flush()
             os.fsync(stream.fileno())
         self.rows += len(slab)
         record = json.dumps({"name": self._name, "rows": self.rows}).encode()
-        write_whole(self._record, lambda stream: stream.write(record))
+        atomic_write(self._record, lambda stream: stream.write(record))
 
     def finish(self) -> None:
-        """Puts the file where it belongs, if it is whole."""
-        self._ranks.together("writing its slices", self._close)
-        self._ranks.together("putting the output in its place", self._place)
+        """Move the complete file to its place. All processes have to call.
 
-    def _close(self) -> None:
-        assert self._array is not None
-        if self.rows != self._rows.stop:
-            written, expected = self.rows - self._rows.start, self._rows.stop - self._rows.start
+        :raises ValueError: if slices are missing.
+        """
+        self._comm.run_on_all("writing its slices", self._require_complete)
+        self._comm.run_on_all("putting the output in its place", self._place)
+
+    def _require_complete(self) -> None:
+        if self.rows != self._own.stop:
+            written, expected = self.rows - self._own.start, self._own.stop - self._own.start
             raise ValueError(f"{self.path}: {written} slices are written, expected {expected}")
-        self._array = None
-        with self._partial.open("rb+") as stream:
-            os.fsync(stream.fileno())
 
     def _place(self) -> None:
-        if self._ranks.leads:
+        if self._comm.is_main:
             os.replace(self._partial, self.path)
         self._record.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Values of a grid as slabs: consecutive slices of its first axis, whatever they come from."""
+"""The values of a grid, read once as slabs: consecutive slices of the first axis, whatever they come from."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,18 +8,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NUMBERS = 2**24  # in a slab that we cut ourselves
+from gpytorch_gaps.linalg.masked_grid import MaskedGrid, blocks
+from gpytorch_gaps.linalg.products import kron_matmul
+from gpytorch_gaps.linalg.selection import unravel
+from gpytorch_gaps.reconstruction.sharding import Weights
+from gpytorch_gaps.utils.progress import with_bar
+
+_READ_NUMBERS = 2**24  # size of a slab that is cut from an array
+_PROJECT_NUMBERS = 2**22  # values that are projected at a time
 
 
 class Slabs:
-    """What `values` holds, slice by slice: a tensor, an array, anything that is sliced like one, or an iterable.
+    """The values of a grid, as an iterable of slabs.
 
-    An array may be a ``numpy.memmap``, or of zarr, HDF5 or dask: only the slab that is asked for is read. An iterable
-    gives arrays of shape (k, m_2, .., m_d), for any k, in the order of the first axis, and is gone through once.
-    Gaps are NaN, or masked in a NumPy masked array.
+    An array may be a ``numpy.memmap``, or belong to zarr, HDF5 or dask: one slab is read at a time. An iterable yields
+    arrays of shape (k, m_2, .., m_d), for any k, in the order of the first axis, and is consumed once. Gaps are NaN, or
+    masked in a NumPy masked array.
 
-    Where several ranks share a grid, each goes through `rows` of the first axis only, and reads nothing else: an array
-    is that of the whole grid, an iterable gives the slabs of these rows.
+    If several processes share a grid, each iterates over its own `rows` of the first axis and reads nothing else: an
+    array holds the whole grid, an iterable yields the slabs of these rows.
+
+    :param values: a tensor, an array, anything that is sliced like one, or an iterable of slabs.
+    :param shape: lengths of the axes; None for the shape of the array.
     """
 
     def __init__(self, values: Any, shape: Sequence[int] | None) -> None:
@@ -34,24 +44,23 @@ class Slabs:
         elif shape is None:
             raise ValueError("axes: got none with an iterable of slabs, expected one for each dimension")
         self.shape = tuple(shape if own is None or shape is not None else own)  # type: ignore[arg-type]
-        self._sliced = own is not None
+        self._is_array = own is not None
         if not self.shape or 0 in self.shape:
             raise ValueError(f"values: got shape {self.shape}, expected one dimension or more, none of them 0")
-        some = values[0] if own is None and isinstance(values, Sequence) and len(values) else values
-        kind = getattr(some, "dtype", None)
-        self.dtype = torch.float64 if kind is None else _floating(kind)
+        sample = values[0] if own is None and isinstance(values, Sequence) and len(values) else values
+        self.dtype = _result_dtype(getattr(sample, "dtype", "float64"))
         self.rows = slice(0, self.shape[0])
 
     @property
     def chunk(self) -> int:
-        """Slices that are stored, and read, together."""
-        chunks = getattr(self._values, "chunks", None)  # of zarr and HDF5 a number an axis, of dask one a block
+        """The number of slices that are stored, and read, together."""
+        chunks = getattr(self._values, "chunks", None)  # zarr and HDF5: one number per axis; dask: one per block
         first = chunks[0] if isinstance(chunks, tuple) and len(chunks) == len(self.shape) else 1
         first = first[0] if isinstance(first, tuple) and first else first
         return first if isinstance(first, int) and first > 0 else 1
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """The first slice of each slab, and the slab. shape: (k, m_2, .., m_d)"""
+        """The index of the first slice of each slab, and the slab. shape: (k, m_2, .., m_d)"""
         rest, start = self.shape[1:], self.rows.start
         count = self.rows.stop - self.rows.start
         expected = "the length of axis 0" if count == self.shape[0] else f"those from {self.rows.start} on"
@@ -70,15 +79,65 @@ class Slabs:
             raise ValueError(f"values: got {start - self.rows.start} slices, expected {count}, {expected}")
 
     def _parts(self) -> Iterator[Any]:
-        if not self._sliced:
+        if not self._is_array:
             yield from self._values
             return
-        step = max(1, _NUMBERS // math.prod(self.shape[1:]))
+        step = max(1, _READ_NUMBERS // math.prod(self.shape[1:]))
         for start in range(self.rows.start, self.rows.stop, step):
             yield self._values[start : min(start + step, self.rows.stop)]
 
 
+def read_slabs(slabs: Slabs, weights: Weights, mean: float) -> tuple[MaskedGrid, Tensor, float]:
+    """Read the own slices of a grid once.
+
+    :return: the observed cells of the own slices; ``Phi' W' (y - mean)`` and ``|y - mean|`` of the whole grid.
+    """
+    rows, basis = weights.own_rows, weights.basis
+    device = basis.vectors[0].device
+    observed = torch.empty(rows.stop - rows.start, *slabs.shape[1:], dtype=torch.bool, device=device)
+    projection, square = weights.empty_projection(), 0.0
+    others = [vectors.mT for vectors in basis.vectors[1:]]
+
+    def pieces() -> Iterator[None]:
+        nonlocal square
+        with with_bar(None, "reading", total=len(observed), unit="slice") as bar:
+            for start, slab in slabs:
+                for part in blocks(len(slab), _PROJECT_NUMBERS // math.prod(slab.shape[1:])):
+                    here = slice(start + part.start, start + part.stop)
+                    values = slab[part].to(device)
+                    y = _centred(values, observed[here.start - rows.start : here.stop - rows.start], mean)
+                    columns = y.reshape(len(y), -1, 1)  # shape: (k, m_2 .. m_d, 1)
+                    columns = kron_matmul(others, columns) if others else columns
+                    weights.add_rows(projection, here, columns.reshape(len(y), -1))
+                    square += _finite_square(y, values, here.start)
+                bar.update(len(slab))
+                yield
+
+    weights.comm.run_lockstep("reading its slices", pieces())
+    norm = math.sqrt(sum(weights.comm.gather(square, "the size of the values")))
+    return MaskedGrid(observed), weights.sum_projection(projection) * (weights.products > 0), norm
+
+
+def _centred(values: Tensor, observed: Tensor, mean: float) -> Tensor:
+    """Values minus the mean, in float64, zero in gaps; `observed` receives the mask."""
+    torch.logical_not(values.isnan(), out=observed)
+    y = values.to(torch.float64, copy=True).sub_(mean)
+    return y.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf)
+
+
+def _finite_square(y: Tensor, values: Tensor, first: int) -> float:
+    """``|y|^2`` of a slab that begins at slice `first`; refuses infinite values."""
+    square = float(y.square().sum())
+    if not math.isfinite(square):
+        where = tuple(int(position) for position in unravel(y.abs().flatten().argmax(), tuple(y.shape)))
+        what = "infinite" if bool(values[where].isinf()) else f"{float(values[where])}, whose square is infinite"
+        where = (where[0] + first, *where[1:])
+        raise ValueError(f"values: entry {where} is {what}; expected finite values, or NaN for gaps")
+    return square
+
+
 def _as_tensor(part: Any) -> Tensor:
+    """A slab as a floating-point tensor, with NaN where it was masked."""
     if isinstance(part, Tensor):
         if part.is_complex():
             raise ValueError(f"values: got {part.dtype}, expected real numbers")
@@ -92,15 +151,15 @@ def _as_tensor(part: Any) -> Tensor:
         raise ValueError(f"values: got {array.dtype}, expected real numbers")
     if isinstance(array, np.ma.MaskedArray):
         array = np.ma.filled(array if floating else array.astype(np.float64), np.nan)
-    # torch reads native memory that it may write to, forwards: anything else is copied, slab by slab
-    kind = np.dtype("float64") if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
-    array = np.asarray(array, dtype=kind)
-    plain = array.flags.writeable and min(array.strides, default=0) >= 0
-    tensor = torch.from_numpy(array if plain else array.copy(order="C"))
+    # torch needs native, writeable memory with positive strides: anything else is copied, slab by slab
+    native = np.dtype("float64") if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    array = np.asarray(array, dtype=native)
+    usable = array.flags.writeable and min(array.strides, default=0) >= 0
+    tensor = torch.from_numpy(array if usable else array.copy(order="C"))
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
-def _floating(kind: Any) -> torch.dtype:
-    """The precision that results are given in: that of the values."""
-    name = str(kind).removeprefix("torch.")
+def _result_dtype(dtype: Any) -> torch.dtype:
+    """The precision of results, which is that of the values: float32 or float64."""
+    name = str(dtype).removeprefix("torch.")
     return torch.float32 if name in ("float32", ">f4", "float16", ">f2", "bfloat16") else torch.float64

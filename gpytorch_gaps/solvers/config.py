@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpytorch_gaps.distributed.communicator import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.reports import SolveRecord
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SolveConfig:
     """Bytes that a prediction may hold at once beyond its inputs and its result."""
     expected_columns: int = 0
     """Right-hand sides that will follow in chunks: preconditioners are chosen for all of them together."""
-    communicator: Ranks = field(default=ALONE, compare=False)
+    communicator: Communicator = field(default=SINGLE, compare=False)
     """Processes that share the columns of a likelihood."""
     warm_start: "WarmStart | None" = field(default=None, compare=False)
     """What likelihoods keep from one training step to the next."""

@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
-from gpytorch_gaps.linalg.eigen import KroneckerEigen, if_thin, kron_eigh, largest_left_out, leading_untied
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops, narrowed
+from gpytorch_gaps.linalg.eigen import (
+    KroneckerEigen,
+    factored_if_cheaper,
+    kron_eigh,
+    largest_left_out,
+    leading_products_stable,
+)
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, product_at, unravel
 
 
@@ -27,7 +33,9 @@ class KroneckerTerm:
 
     def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
         if dtype not in self._factors:
-            self._factors[dtype] = tuple(narrowed(factor, dtype) for factor in self._factors[torch.float64])
+            self._factors[dtype] = tuple(
+                cast_without_denormals(factor, dtype) for factor in self._factors[torch.float64]
+            )
         return self._factors[dtype]
 
     @property
@@ -45,12 +53,12 @@ class KroneckerTerm:
     @property
     def product_flops(self) -> float:
         """FLOPs of one product with K and one column, as :meth:`matmul` takes it."""
-        thin = if_thin(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self._shared.get("eigen"))
         return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
-        thin = if_thin(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self._shared.get("eigen"))
         return kron_matmul(self.factors(grid.dtype), grid) if thin is None else thin.matmul(grid)
 
     def block(self, index: Tensor) -> Tensor:
@@ -59,12 +67,12 @@ class KroneckerTerm:
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
-        values, positions = leading_untied(self.eigen().values, count)
+        values, positions = leading_products_stable(self.eigen().values, count)
         return values.reshape(-1, values.size(-1)).amax(0), positions
 
     def left_out(self, rank: int) -> float:
         """The largest eigenvalue that is not among the leading ones, over a batch."""
-        _, positions = leading_untied(self.eigen().values, rank)
+        _, positions = leading_products_stable(self.eigen().values, rank)
         return largest_left_out(self.eigen().values, positions)
 
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from gpytorch_gaps.distributed.columns import Share
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.signs import random_signs
 from gpytorch_gaps.solvers.system import NoisySystem
+from gpytorch_gaps.utils.tensors import same_values
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
 REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
@@ -70,7 +71,7 @@ class ReusedPreconditioner:
     parts: tuple[Tensor, ...]  # factors and noise
 
     def serves(self, key: Hashable, cells: Tensor, parts: Sequence[Tensor]) -> bool:
-        if key != self.key or len(parts) != len(self.parts) or not _same(cells, self.cells):
+        if key != self.key or len(parts) != len(self.parts) or not same_values(cells, self.cells):
             return False
         if any(a.shape != b.shape for a, b in zip(parts, self.parts, strict=True)):
             return False
@@ -185,7 +186,7 @@ class WarmStart:
 
     def _path(self, cells: Tensor) -> LogdetPath | None:
         path = self._paths.get(len(cells))
-        return path if path is not None and _same(path.cells, cells) else None
+        return path if path is not None and same_values(path.cells, cells) else None
 
     def keep(self, path: LogdetPath) -> None:
         self._paths[len(path.cells)] = path
@@ -230,9 +231,3 @@ def unbiased_tolerances(rhs: Tensor, noise: Tensor) -> tuple[float, float]:
     scale = float(noise.detach().double().min()) ** 0.5
     data = BIAS * scale / (2.0**0.5 * size) if size > 0 else 1.0
     return min(data, LOOSEST_SETTLED), min(BIAS * (2.0 / rows) ** 0.5, LOOSEST_SETTLED)
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    if first.device != second.device or first.shape != second.shape:
-        return False
-    return first.data_ptr() == second.data_ptr() or torch.equal(first, second)

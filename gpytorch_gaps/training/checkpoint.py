@@ -1,4 +1,4 @@
-"""A fit's state in a file, from which a killed run goes on as if nothing had happened."""
+"""The state of a fit in a file, from which the same call continues."""
 
 import copy
 from pathlib import Path
@@ -14,66 +14,50 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods.noise import GivenNoise
 from gpytorch_gaps.training.history import History
-from gpytorch_gaps.utils.files import digest, refuse_directory, save_whole
+from gpytorch_gaps.utils.checkpoint import CheckpointFile
+from gpytorch_gaps.utils.files import digest
 
-_CHECKPOINT_FORMAT = 2
+_VERSION = 2
 
 
 class Checkpoint:
-    """A file with a run's last complete step, as tensors and plain Python data, and the problem it belongs to."""
+    """The last completed step of a run, and a description of the problem that it belongs to.
+
+    Of several processes, only the first reads and writes the file.
+
+    :param path: the file, which need not exist.
+    :param run: the :class:`~gpytorch_gaps.training.run.TrainingRun`.
+    """
 
     def __init__(self, path: Path, run: Any) -> None:
-        refuse_directory("fit: checkpoint", path)
         self.path, self.run, self.problem = path, run, problem_of(run)
+        self._file = CheckpointFile(path, "fit", _VERSION)
 
     def resume_or_start(self) -> None:
-        """Of several processes the first one reads and writes; all go on from what it has read."""
+        """Resets the run to the file's state on all processes, or writes the file if there is none."""
         ranks = self.run.ranks
-        own = ranks.together("reading its checkpoint", lambda: self._read_or_start() if ranks.leads else None)
+        own = ranks.run_on_all("reading its checkpoint", lambda: self._read_or_start() if ranks.is_main else None)
         if own is not None and ranks.size > 1:
-            own.pop("warm_start", None)  # each had columns of its own
+            own.pop("warm_start", None)  # every process solves for columns of its own
         content = ranks.gather(own, "the checkpoint")[0]
         if content is not None:
             self._resume(content)
 
     def _read_or_start(self) -> dict[str, Any] | None:
-        if self.path.exists():
-            content = self._read()
-            self._require_same(content["problem"])
-            return content
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.save()  # a path that cannot be written is better found now than in an hour
-        return None
-
-    def save(self) -> None:
-        """Atomic: whoever is killed meanwhile leaves the file before or the file after."""
-        if not self.run.ranks.leads:
-            return
-        state, history = self.run.now, copy.deepcopy(self.run.history)
-        history._cut(state["step"])
-        content = {"format": _CHECKPOINT_FORMAT, "problem": self.problem, "history": vars(history), **state}
-        save_whole(self.path, content)
-
-    def _read(self) -> dict[str, Any]:
-        advice = "expected one written by fit; move it away to start afresh"
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:
-            kind = type(error).__name__  # torch's message would send the reader elsewhere
-            raise ValueError(f"checkpoint: {self.path} cannot be read ({kind}); {advice}") from error
-        expected = {"format", "problem", "history", *self.run.now} - {"warm_start"}  # told by the problem
-        if not isinstance(content, dict) or not expected <= content.keys() or content["format"] != _CHECKPOINT_FORMAT:
-            raise ValueError(f"checkpoint: {self.path} is not a checkpoint of this version; {advice}")
+        content = self._file.read({"problem", "history", *self.run.state} - {"warm_start"})
+        if content is None:
+            self.save()  # a path that cannot be written is found now, not in an hour
+            return None
+        self._file.require_same(_differences(content["problem"], self.problem))
         return content
 
-    def _require_same(self, problem: dict[str, Any]) -> None:
-        if differences := _differences(problem, self.problem):
-            raise ValueError(
-                f"checkpoint: {self.path} belongs to another run: {'; '.join(differences)}. Expected the same data, "
-                "model, optimizer and settings; pass another path, or move the file away to start again"
-            )
+    def save(self) -> None:
+        """Writes the last completed step."""
+        if not self.run.ranks.is_main:
+            return
+        state, history = self.run.state, copy.deepcopy(self.run.history)
+        history._truncate(state["step"])
+        self._file.save({"problem": self.problem, "history": vars(history), **state})
 
     def _resume(self, content: dict[str, Any]) -> None:
         self.run.restore(content)
@@ -82,11 +66,11 @@ class Checkpoint:
         if torch.cuda.is_available():
             for device, state in enumerate(content["rng"]["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, device)
-        self.run.begin()
+        self.run.mark_start()
 
 
 def problem_of(run: Any) -> dict[str, Any]:
-    """What a checkpoint must share with the run that resumes it."""
+    """Everything in which a checkpoint and the run that resumes it must agree."""
     model, optimizer = run.model, run.optimizer
     named = list(model.named_parameters())
     fixed = [parameter for _, parameter in named if not parameter.requires_grad]
@@ -101,7 +85,7 @@ def problem_of(run: Any) -> dict[str, Any]:
         "fixed values (parameters, bounds, priors, grid, known noise)": digest(*fixed),
         "objective": type(run.mll).__name__,
         "settings": _settings(),
-        "warm start": str(run.memory),
+        "warm start": str(run.warm_start),
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
         "parameters of each optimizer group": [len(group["params"]) for group in optimizer.param_groups],
         "options of the optimizer": {name: str(value) for name, value in optimizer.defaults.items()},
@@ -109,7 +93,7 @@ def problem_of(run: Any) -> dict[str, Any]:
 
 
 def _settings() -> dict[str, str]:
-    """All that decides about a log marginal likelihood, by name, linear_operator's settings among them."""
+    """All settings that affect a marginal log likelihood, ours and linear_operator's, by name."""
     ours = (
         settings.gap_method,
         settings.logdet_method,
@@ -134,7 +118,7 @@ def _fingerprint(tensor: Tensor) -> str:
 
 
 def _differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
-    """In words, entry by entry."""
+    """The entries of two nested dictionaries that differ, in words."""
     found = []
     for key in dict.fromkeys([*theirs, *ours]):
         there, here = theirs.get(key, "absent"), ours.get(key, "absent")

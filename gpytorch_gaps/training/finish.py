@@ -1,18 +1,20 @@
-"""The end of a fit: quasi-Newton steps on one fixed function, until next to nothing is left to gain.
+"""The end of a fit: detection of a plateau, then quasi-Newton steps until almost nothing is left to gain.
 
-Adam with a constant learning rate circles around an optimum. Losses that stop falling do not mean that it has arrived.
-From a plateau on, L-BFGS takes steps ``-H^-1 g``. Where log-determinants are estimated, it uses the fixed probes of a
-warm start, which make the gradient a smooth function; those that are drawn from a preconditioner jump with its
-eigenvectors. It uses gradients only: their estimates are not exactly the gradients of the estimated values, so that a
-line search would be misled. With g and H of the negative log-likelihood in nats, a step is expected to gain
+Adam with a constant learning rate circles around an optimum, so losses that stop decreasing do not mean convergence.
+After a plateau, L-BFGS takes steps ``-H^-1 g``. If log-determinants are estimated, it uses the fixed probes of a warm
+start, which make the loss a smooth function; probes drawn from a preconditioner would jump with its eigenvectors. It
+uses gradients only: their estimates are not exactly the gradients of the estimated values, which would mislead a line
+search. With the gradient g and Hessian H of the negative log likelihood in nats, a step is expected to gain
 
     g' H^-1 g / 2
 
-This is half the squared distance to the optimum in standard deviations of the estimates: at 1e-4 nats, every
-hyperparameter is within 1.5 % of its own uncertainty of the optimum. (That of k fixed probes is itself off by at most
-``1 / sqrt(k)`` of it.)
+This is half the squared distance to the optimum, in standard deviations of the hyperparameters' posterior. At 1e-4
+nats, every hyperparameter is within 1.5 % of its standard deviation from the optimum. (The optimum for k fixed probes
+is itself off by up to ``1 / sqrt(k)`` standard deviations.)
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,16 +23,55 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-MORE_PROBES = 2  # times as many as in the steps before, as they stay the same
-ENOUGH = 1e-4  # nats: what a step is expected to gain, where a fit has converged
-_PAIRS = 10  # differences of gradients that tell the curvature
-_LONGEST = 0.5  # change of a raw parameter in a step: beyond, the curvature is another
+from gpytorch_gaps.training.history import History
+
+PLATEAU_WINDOW = 5  # losses that are averaged before a comparison: single ones overshoot, or are estimates
+FINISH_PROBES_FACTOR = 2  # number of fixed probes, relative to the number of probes in the steps before
+CONVERGED_GAIN_NATS = 1e-4  # expected gain of a step below which a fit has converged
+_MAX_PAIRS = 10  # pairs (step, change of the gradient) from which the curvature is estimated
+_MAX_PARAMETER_CHANGE = 0.5  # of a raw parameter in one step: farther away, the curvature is different
+
+
+class Plateau:
+    """Counts the steps since the mean of the last five losses has decreased by `min_improvement` nats.
+
+    :param patience: number of such steps that make a plateau; None for never.
+    """
+
+    def __init__(self, patience: int | None, min_improvement: float) -> None:
+        self._patience, self._min_improvement = patience, min_improvement
+        self._window: deque[float] = deque(maxlen=PLATEAU_WINDOW)
+        self._best, self._waited = math.inf, 0
+
+    def add(self, nats: float) -> None:
+        """Adds the loss of a step, for all observations together."""
+        self._window.append(nats)
+        if len(self._window) < PLATEAU_WINDOW:
+            return
+        mean = sum(self._window) / PLATEAU_WINDOW
+        if mean < self._best - self._min_improvement:
+            self._best, self._waited = mean, 0
+        else:
+            self._waited += 1
+
+    def replay(self, history: History) -> None:
+        """Adds the steps of a resumed run that the optimizer took."""
+        for loss, gain in zip(history.loss, history.expected_gain, strict=True):
+            if gain is None:
+                self.add(loss * history.num_observations)
+
+    @property
+    def reached(self) -> bool:
+        return self._patience is not None and self._waited >= self._patience
 
 
 class QuasiNewton(Optimizer):
-    """L-BFGS without a line search, one evaluation a step, for the last steps to an optimum.
+    """L-BFGS without a line search, for the last steps to an optimum: one evaluation per step.
 
-    Starts from ``H = I`` for the mean over observations, of which each says at most 1/2 about the logarithm of a scale.
+    It starts from ``H = I`` for the mean loss per observation: each observation adds at most 1/2 to the curvature in
+    the logarithm of a scale.
+
+    :param parameters: the parameters to optimize.
     """
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
@@ -38,13 +79,14 @@ class QuasiNewton(Optimizer):
         self._parameters = self.param_groups[0]["params"]
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        """Takes one step. `closure` returns the loss and computes its gradients."""
         loss = closure()
         gradient, state = self._gradient(), self._own_state()
         if "gradient" in state:
             self._remember(state["step"], gradient - state["gradient"], state["pairs"])
         direction = -_times_inverse_curvature(gradient, state["pairs"])
-        state["expected_gain"] = -0.5 * float(gradient @ direction)  # an observation
-        step = direction * min(1.0, _LONGEST / max(float(direction.abs().max()), 1e-300))
+        state["expected_gain"] = -0.5 * float(gradient @ direction)  # nats per observation
+        step = direction * min(1.0, _MAX_PARAMETER_CHANGE / max(float(direction.abs().max()), 1e-300))
         state["gradient"], state["step"] = gradient, step
         with torch.no_grad():
             for parameter, part in zip(self._parameters, step.split(self._sizes()), strict=True):
@@ -58,8 +100,8 @@ class QuasiNewton(Optimizer):
 
     @property
     def knows_curvature(self) -> bool:
-        """Whether gradients have been compared in as many directions as there are, or ten."""
-        return len(self._own_state()["pairs"]) >= min(_PAIRS, sum(self._sizes()))
+        """Whether there are as many pairs as parameters, or ten."""
+        return len(self._own_state()["pairs"]) >= min(_MAX_PAIRS, sum(self._sizes()))
 
     def _own_state(self) -> dict[str, Any]:
         state = self.state[self._parameters[0]]
@@ -75,16 +117,16 @@ class QuasiNewton(Optimizer):
 
     @staticmethod
     def _remember(step: Tensor, change: Tensor, pairs: list[list[Tensor]]) -> None:
-        if float(step @ change) > 1e-10 * float(step.norm() * change.norm()):  # a direction that is curved upwards
+        if float(step @ change) > 1e-10 * float(step.norm() * change.norm()):  # positive curvature
             pairs.append([step, change])
-            del pairs[:-_PAIRS]
+            del pairs[:-_MAX_PAIRS]
 
 
 def _times_inverse_curvature(gradient: Tensor, pairs: list[list[Tensor]]) -> Tensor:
-    """``H^-1 g`` by the two loops of L-BFGS (Nocedal & Wright 2006, algorithm 7.4).
+    """``H^-1 g`` by the two-loop recursion of L-BFGS (Nocedal & Wright 2006, algorithm 7.4).
 
-    Directions that are not known are taken to be as flat as the flattest that was seen, ``s's / s'y``: rather too much
-    is expected of them than too little.
+    Unknown directions get the smallest curvature seen so far, ``s'y / s's``, so that their gain is over- rather than
+    underestimated.
     """
     result, weights = gradient.clone(), []
     for step, change in reversed(pairs):

@@ -1,4 +1,4 @@
-"""A fit under way: its steps, and the states to which it can be put back."""
+"""A fit in progress: its steps, and the states that it can be reset to."""
 
 import copy
 import math
@@ -17,128 +17,135 @@ from torch.optim import Optimizer
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.columns import average_gradients
-from gpytorch_gaps.distributed.communicator import ALONE, Ranks
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reports import SolveRecord, record_solves
 from gpytorch_gaps.solvers.warm_start import WarmStart
 from gpytorch_gaps.training.checkpoint import Checkpoint
-from gpytorch_gaps.training.finish import ENOUGH, MORE_PROBES, QuasiNewton
+from gpytorch_gaps.training.finish import CONVERGED_GAIN_NATS, FINISH_PROBES_FACTOR, QuasiNewton
 from gpytorch_gaps.training.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.utils.threads import threads_for
 
 
-class Run:
-    """A fit under way: its steps, and the states to which it can be put back."""
+class TrainingRun:
+    """A fit in progress.
+
+    `state` is the state after the last completed step, `last_finite_state` the last one with a finite loss; see
+    :meth:`snapshot`. `finish` is the L-BFGS optimizer of the last steps, None before.
+    """
 
     def __init__(
         self,
         model: ExactGP,
         mll: MarginalLogLikelihood,
         optimizer: Optimizer,
-        memory: WarmStart | None = None,
-        ranks: Ranks = ALONE,
+        warm_start: WarmStart | None = None,
+        ranks: Communicator = SINGLE,
     ) -> None:
-        self.model, self.mll, self.optimizer, self.memory = model, mll, optimizer, memory
+        self.model, self.mll, self.optimizer, self.warm_start = model, mll, optimizer, warm_start
         self.ranks = ranks
-        self.finish: QuasiNewton | None = None  # takes the place of the optimizer in the last steps
-        self._finish_memory: WarmStart | None = None  # whose probes stay the same then, if there is no other
+        self.finish: QuasiNewton | None = None
+        self._finish_warm_start: WarmStart | None = None  # fixed probes for the last steps of a run without warm start
         self.history = History()
-        self._losses: list[float] = []  # of every evaluation in this step
-        self._records: list[SolveRecord] = []  # likewise
-        self._gradient_seconds = 0.0  # likewise
-        self.begin()
+        # one entry for every evaluation of the loss in the present step
+        self._losses: list[float] = []
+        self._records: list[SolveRecord] = []
+        self._gradient_seconds: list[float] = []
+        self.mark_start()
 
-    def begin(self) -> None:
-        """Takes the present state as the one to go on from, and to fall back to."""
-        self.now = self.last_finite = self.snapshot()
+    def mark_start(self) -> None:
+        """Makes the present state the one that the run continues from, and falls back to."""
+        self.state = self.last_finite_state = self.snapshot()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        started, sent = time.perf_counter(), self.ranks.traffic.total
+        """Takes one step of the optimizer and appends it to the history."""
+        started, sent_before = time.perf_counter(), self.ranks.traffic.total
         noise = _mean_noise(self.model.likelihood)
-        self._records.clear()
-        self._losses.clear()
-        self._gradient_seconds = 0.0
+        for entries in (self._losses, self._records, self._gradient_seconds):
+            entries.clear()
         optimizer: Any = self.finish or self.optimizer
         optimizer.step(self._evaluate)
         if not self._losses:
             came, expected = "one that never evaluates the loss", "one whose step(closure) calls the closure"
             raise ValueError(f"fit: optimizer: got {came}, expected {expected}")
-        self._refuse_non_finite(
-            "parameters", [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        )
-        history = self.history
-        history.noise.append(noise)
-        history.iterations.append(sum(map(count_iterations, self._records)))
-        residuals = [solve.worst_residual for record in self._records for solve in record]
-        history.worst_residual.append(max(residuals, default=None))
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self._refuse_non_finite("parameters", trained)
+        history, solves = self.history, [solve for record in self._records for solve in record]
         error = logdet_error(self._records[0])
-        history.standard_error.append(None if error is None else error / history.num_observations)
-        history.seconds.append(time.perf_counter() - started)
-        history.solve_seconds.append(sum(solve.seconds for record in self._records for solve in record))
-        history.gradient_seconds.append(self._gradient_seconds)
-        history.sent_bytes.append(self.ranks.traffic.total - sent)
-        history.expected_gain.append(
-            None if self.finish is None else self.finish.expected_gain * history.num_observations
+        gain = None if self.finish is None else self.finish.expected_gain * history.num_observations
+        history._append(
+            noise=noise,
+            iterations=sum(map(count_iterations, self._records)),
+            worst_residual=max((solve.worst_residual for solve in solves), default=None),
+            standard_error=None if error is None else error / history.num_observations,
+            seconds=time.perf_counter() - started,
+            solve_seconds=sum(solve.seconds for solve in solves),
+            gradient_seconds=sum(self._gradient_seconds),
+            sent_bytes=self.ranks.traffic.total - sent_before,
+            expected_gain=gain,
+            loss=self._losses[0],
         )
-        history.loss.append(self._losses[0])
-        self.now = self.snapshot()
-
-    # -- the last steps ----------------------------------------------------------------------------------------------
+        self.state = self.snapshot()
 
     def begin_finish(self) -> bool:
-        """Has the next steps be those of `finish`; False where the loss is no function of the parameters.
+        """Replaces the optimizer by L-BFGS, unless the loss is not a deterministic function of the parameters.
 
-        Then two evaluations differ: with dropout in a network, or other probes every time for a batch of models.
+        Two evaluations then differ: with dropout in a network, or with new probes every time for a batch of models.
         """
         self._make_finish()
         try:
             first, second = (float(self._evaluate()) for _ in range(2))
         except FitError:
             first, second = 0.0, math.inf
-        if abs(first - second) * self.history.num_observations <= ENOUGH:
+        if abs(first - second) * self.history.num_observations <= CONVERGED_GAIN_NATS:
             return True
-        self.restore(self.now)
+        self.restore(self.state)
         return False
 
     def finish_step(self) -> bool:
-        """One of the last steps; False, and undone, where it leads to a loss that is not finite."""
+        """Takes one L-BFGS step. Returns False, and undoes it, if it leads to a loss that is not finite."""
         try:
             self.step()
         except FitError:
-            self.restore(self.now)
+            self.restore(self.state)
             return False
         return True
 
     @property
-    def arrived(self) -> bool:
-        """Whether the last two steps were expected to gain next to nothing, by a curvature that is known."""
+    def converged(self) -> bool:
+        """Whether the last two steps were expected to gain almost nothing, and the curvature is known."""
         last = self.history.expected_gain[-2:]
         known = self.finish is not None and len(last) == 2 and self.finish.knows_curvature
-        return known and all(gain is not None and gain <= ENOUGH for gain in last)
+        return known and all(gain is not None and gain <= CONVERGED_GAIN_NATS for gain in last)
 
     def _make_finish(self) -> QuasiNewton:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.finish = QuasiNewton(parameters)
-        self._finish_memory = WarmStart(MORE_PROBES * settings.current().num_probes) if self.memory is None else None
+        num_probes = FINISH_PROBES_FACTOR * settings.current().num_probes
+        self._finish_warm_start = WarmStart(num_probes) if self.warm_start is None else None
         return self.finish
 
+    # -- the loss ----------------------------------------------------------------------------------------------------
+
     def _evaluate(self) -> Tensor:
-        """The loss, and its gradients in the parameters. Optimizers call it once a step, or more often."""
+        """The loss, with gradients of the parameters. An optimizer calls this at least once per step."""
         self.model.zero_grad()
         try:
-            with self._threads(), record_solves() as record, self._remembering(), settings.group(self.ranks):
+            with self._threads(), record_solves() as record, self._warm_started(), settings.group(self.ranks):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
-                # the first rank's: what is decided by it, is decided alike
-                value = self.ranks.number(loss.item(), loss.device, "likelihoods")
+                # all processes use the loss of the first, so that they decide alike
+                value = self.ranks.from_main(loss.item(), loss.device, "likelihoods")
                 if not math.isfinite(value):
                     self._fail(f"the loss is {value}")
-                self.last_finite = self.now  # later evaluations of a step fall back to its first
+                self.last_finite_state = self.state  # later evaluations in this step fall back to its start
                 started = time.perf_counter()
                 loss.backward()
                 average_gradients(self.model, self.ranks)
-                self._gradient_seconds += time.perf_counter() - started
+                self._gradient_seconds.append(time.perf_counter() - started)
         except (NanError, NotPSDError) as error:
             self._fail(f"the covariance cannot be factorized: {error}", error)
         self._losses.append(value)
@@ -149,7 +156,7 @@ class Run:
         return loss.detach().new_tensor(value)
 
     def _threads(self) -> AbstractContextManager:
-        """For the products of a step, with the observations and all probes; of other models, nothing is known."""
+        """Threads for the products of a step, with the observations and all probes; unchanged without a grid."""
         grids = [part.grid for part in self.model.modules() if isinstance(part, GappyGridKernel)]
         if not grids:
             return nullcontext()
@@ -158,34 +165,37 @@ class Run:
         return threads_for(flops, columns * max(grid.num_cells for grid in grids))
 
     @property
-    def _memory_now(self) -> WarmStart | None:
-        return self.memory or self._finish_memory
+    def _active_warm_start(self) -> WarmStart | None:
+        return self.warm_start or self._finish_warm_start
 
     @contextmanager
-    def _remembering(self) -> Iterator[None]:
-        """With what there is to remember; in the last steps the same probes every time, and solves without a bias."""
-        memory = self._memory_now
+    def _warm_started(self) -> Iterator[None]:
+        """Uses the warm start, if any; in the last steps with tolerances that leave no bias."""
+        memory = self._active_warm_start
         if memory is None:
             yield
             return
+        if memory is self._finish_warm_start:
+            # Drops the preconditioners of the last step. A resumed run has none, and must take the same steps.
+            memory.load_state_dict(memory.state_dict())
         with settings.warm_start(memory), nullcontext() if self.finish is None else memory.settling():
             yield
 
-    def latest(self) -> dict[str, Any]:
-        """The last step in a few words, for the bar."""
+    def summary(self) -> dict[str, Any]:
+        """The last step in a few words, for the progress bar."""
         noise = self.history.noise[-1]
         shown = {"loss": f"{self.history.loss[-1]:.4f}", "CG": self.history.iterations[-1]}
         return shown if noise is None else {**shown, "noise": f"{noise:.3g}"}
 
-    # -- states to go back to ----------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Copies of all that the next step depends on."""
+        """Copies everything that the next step depends on."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        memory = self._memory_now
-        remembered = {} if memory is None else {"warm_start": memory.state_dict()}
+        memory = self._active_warm_start
+        warm_start = {} if memory is None else {"warm_start": memory.state_dict()}
         return {
-            **remembered,
+            **warm_start,
             "step": len(self.history),
             "model": copy.deepcopy(self.model.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -194,37 +204,37 @@ class Run:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """All but the random state, which is the user's unless a checkpoint is resumed."""
+        """Resets to a snapshot, except for the random state, which only a resumed checkpoint sets."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.finish = self._finish_memory = None
+        self.finish = self._finish_warm_start = None
         if state["finish"] is not None:
             self._make_finish().load_state_dict(state["finish"])
-        memory = self._memory_now
+        memory = self._active_warm_start
         if memory is not None and "warm_start" in state:
             memory.load_state_dict(state["warm_start"])
         elif memory is not None:
             memory.forget()
 
     def fall_back(self, file: Checkpoint | None) -> None:
-        """To the last parameters with a finite loss, in the checkpoint too: it may hold the very ones that fail."""
-        self.now = self.last_finite
-        self.restore(self.now)
+        """Resets to the last parameters with a finite loss, also in the checkpoint, which may hold those that fail."""
+        self.state = self.last_finite_state
+        self.restore(self.state)
         self.history.stopped = "interrupted"
         if file is not None:
-            with suppress(OSError):  # what failed first matters more
+            with suppress(OSError):  # the first error matters more
                 file.save()
 
     def interrupt(self, error: BaseException, file: Checkpoint | None) -> None:
-        """Undoes the unfinished step, saves, and tells the exception's reader where things stand."""
-        self.restore(self.now)
-        self.history._cut(self.now["step"])
+        """Undoes the unfinished step, saves the state, and adds both to the exception."""
+        self.restore(self.state)
+        self.history._truncate(self.state["step"])
         self.history.stopped = "interrupted"
         saved = ""
         if file is not None:
-            with suppress(OSError):  # a full disk may be the very error that brought us here
+            with suppress(OSError):  # a full disk may be the error that led here
                 file.save()
-                saved = f"; fit(..., checkpoint={str(file.path)!r}) goes on from there"
+                saved = f"; fit(..., checkpoint={str(file.path)!r}) continues from there"
         error.add_note(f"fit: interrupted; the model holds the parameters after {len(self.history)} steps{saved}")
         with suppress(AttributeError):  # exceptions with slots
             error.history = self.history  # type: ignore[attr-defined]
@@ -239,12 +249,13 @@ class Run:
         step = len(self.history)
         trained = [(name, p.detach()) for name, p in self.model.named_parameters() if p.requires_grad]
         bad = [name for name, p in trained if not p.isfinite().all()]
-        extent = ", ".join(f"{name} in [{p.min():.3g}, {p.max():.3g}]" for name, p in trained[:8] if p.numel())
-        where = f"not finite: {', '.join(bad)}" if bad else extent
-        back = "The parameters are those it started from" if step == 0 else "The last with a finite loss are put back"
+        ranges = ", ".join(f"{name} in [{p.min():.3g}, {p.max():.3g}]" for name, p in trained[:8] if p.numel())
+        where = f"not finite: {', '.join(bad)}" if bad else ranges
+        restored = "those at the start" if step == 0 else "the last ones with a finite loss"
         raise FitError(
-            f"fit, step {step}: {what} (parameters {where}). {back}. Try: a lower lr, torch.float64, or a "
-            "noise_constraint such as GreaterThan(1e-4) on the likelihood; check the targets for NaN.",
+            f"fit, step {step}: {what} (parameters {where}). The model was reset to {restored}. Try: a lower lr, "
+            "torch.float64, or a noise_constraint such as GreaterThan(1e-4) on the likelihood; check the targets for "
+            "NaN.",
             step,
             self.history,
         ) from cause

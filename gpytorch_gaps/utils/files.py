@@ -1,7 +1,8 @@
-"""Files that are whole or not there: a run that is killed leaves what was before, or what the next run goes on from."""
+"""Files that are complete or absent: a process that is killed leaves the previous file."""
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Writes beside `path`, and takes its place once everything is on disk."""
+def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Write a temporary file beside `path` and move it to `path` once it is on disk."""
     partial = path.with_name(path.name + ".tmp")
     try:
         with partial.open("wb") as stream:
@@ -23,9 +24,27 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def save_whole(path: Path, content: dict[str, Any]) -> None:
-    """Tensors and plain Python data, to be read by ``torch.load(..., weights_only=True)``."""
-    write_whole(path, lambda stream: torch.save(content, stream))
+def atomic_save(path: Path, content: dict[str, Any]) -> None:
+    """Save tensors and plain Python data, which ``torch.load(..., weights_only=True)`` can read."""
+    atomic_write(path, lambda stream: torch.save(content, stream))
+
+
+def atomic_write_store(path: Path, write: Callable[[Path], Any]) -> None:
+    """`atomic_write` for a directory: written beside `path`, which it replaces once it is complete."""
+    path = path.resolve()
+    partial, former = path.with_name(path.name + ".tmp"), path.with_name(f".{path.name}.former")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        write(partial)
+        if path.exists():  # a directory that is not empty cannot be replaced in one step
+            shutil.rmtree(former, ignore_errors=True)
+            path.rename(former)
+        partial.rename(path)
+    finally:
+        if former.exists() and not path.exists():
+            former.rename(path)
+        for leftover in (partial, former):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def refuse_directory(name: str, path: Path) -> None:
@@ -34,7 +53,7 @@ def refuse_directory(name: str, path: Path) -> None:
 
 
 def require_place(name: str, path: Path) -> None:
-    """That a file can be put at `path`, whether there is one or not."""
+    """Refuse a path at which no file can be written."""
     refuse_directory(name, path)
     if not path.parent.is_dir():
         raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")
@@ -47,7 +66,7 @@ def require_writable(name: str, path: Path) -> None:
 
 
 def digest(*tensors: Tensor) -> str:
-    """What tells tensors of other content apart."""
+    """A short hash of the content of tensors."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

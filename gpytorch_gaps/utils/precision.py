@@ -1,8 +1,8 @@
-"""float32 products in full, whatever torch has been told to make of them.
+"""Full float32 precision in products, for any setting of torch.
 
-``torch.set_float32_matmul_precision("high")`` has CUDA multiply in TF32, with 10 bits in place of 23, and some CPUs in
-bfloat16 with 7. Networks do not mind. A kernel matrix does: an error of 1e-3 of its largest entry is far above the
-noise, and conjugate gradients do not converge on a matrix that is another one at every product.
+``torch.set_float32_matmul_precision("high")`` makes CUDA multiply in TF32, with 10 bits of mantissa instead of 23, and
+some CPUs in bfloat16, with 7. For a kernel matrix, an error of 1e-3 of its largest entry is far above the noise, and
+conjugate gradients do not converge on products with varying errors.
 
 >>> torch.set_float32_matmul_precision("high")
 >>> with full_float32():
@@ -23,16 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The setting belongs to the process: whoever comes first keeps what the user had, whoever leaves last puts it back.
+# The setting belongs to the process: the first block to start saves the user's value, the last to end restores it.
 _lock = threading.Lock()
 _inside = 0
 _put_back: Callable[[], None] | None = None
 
 
 class full_float32(ContextDecorator):
-    """Inside, or in the function it decorates, float32 products are full float32. May be nested, and in threads.
+    """Context and decorator: float32 products have full precision inside. It may be nested and used in threads.
 
-    A backward pass runs later, outside of the block: functions that have one of their own enter it there too.
+    A backward pass runs later, outside of the block. Autograd Functions must enter it in `backward` too.
     """
 
     def __enter__(self) -> None:
@@ -54,33 +54,33 @@ class full_float32(ContextDecorator):
 
 
 def is_full() -> bool:
-    """Whether float32 products are full float32 here and now."""
+    """Whether float32 products currently have full precision."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # set by the names that torch 2.9 brought, of which the older function refuses to speak
+    except RuntimeError:  # set through the torch 2.9 API; the older getter then raises
         return all(backend.fp32_precision in ("ieee", "none") for backend in _backends())
 
 
-_wide_entries: ContextVar[bool] = ContextVar("wide_entries", default=False)
+_float64_entries: ContextVar[bool] = ContextVar("float64_entries", default=False)
 
 
 @contextmanager
-def wide_entries() -> Iterator[None]:
-    """Inside, entries of kernels that are known in float64 are given in float64, whatever the model's precision."""
-    token = _wide_entries.set(True)
+def float64_entries() -> Iterator[None]:
+    """Inside, kernel entries that were computed in float64 are not rounded to the precision of the model."""
+    token = _float64_entries.set(True)
     try:
         yield
     finally:
-        _wide_entries.reset(token)
+        _float64_entries.reset(token)
 
 
-def rounded(entries: Tensor, dtype: torch.dtype) -> Tensor:
-    """Entries of a kernel in the precision of its model, unless they are wanted as they are."""
-    return entries if _wide_entries.get() else entries.to(dtype)
+def cast_entries(entries: Tensor, dtype: torch.dtype) -> Tensor:
+    """Kernel entries in the precision of the model, or unchanged inside :func:`float64_entries`."""
+    return entries if _float64_entries.get() else entries.to(dtype)
 
 
 def _set_full() -> Callable[[], None] | None:
-    """What puts the user's setting back; None where there is nothing to change."""
+    """Sets full precision. Returns a function that restores the user's setting, or None if nothing was changed."""
     if is_full():
         return None
     backends = _backends()
@@ -99,14 +99,14 @@ def _set_full() -> Callable[[], None] | None:
 
     def put_name_back() -> None:
         torch.set_float32_matmul_precision(name)
-        put_backends_back()  # the name stands for all of them, the user may have meant one
+        put_backends_back()  # the name sets all backends; the user may have set one
 
     torch.set_float32_matmul_precision("highest")
     return put_name_back
 
 
 def _backends() -> list[Any]:
-    """Those that have a setting of their own, as of torch 2.9."""
+    """Backends with a precision setting of their own (torch 2.9)."""
     found = [getattr(getattr(torch.backends, name, None), "matmul", None) for name in ("cuda", "mkldnn")]
     return [backend for backend in found if _has_precision(backend)]
 
@@ -114,5 +114,5 @@ def _backends() -> list[Any]:
 def _has_precision(backend: Any) -> bool:
     try:
         return hasattr(backend, "fp32_precision")
-    except (AssertionError, RuntimeError):  # older torch names what it does not know
+    except (AssertionError, RuntimeError):  # older torch raises for an unknown attribute
         return False

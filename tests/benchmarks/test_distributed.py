@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 
 from benchmarks import distributed
+from tests._ranks import run_ranks
 
 
-def test_tables(capsys, tmp_path):
+def by_ranks(command, **_):
+    """What torchrun would do with this command, by processes that run already."""
+    count, job = (command[command.index(name) + 1] for name in ("--nproc-per-node", "--job"))
+    run_ranks(int(count), "tests.distributed._work", "benchmark", job)
+
+
+def test_tables_compare_one_process_with_two(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed.subprocess, "run", by_ranks)
     options = "--processes 1 2 --shape 48 24 2 --train 24 20 --steps 2 --only strong training --output"
     found = distributed.main([*options.split(), str(tmp_path)])
     printed = capsys.readouterr().out
@@ -22,7 +30,7 @@ def test_tables(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-3])
-def test_differences(tmp_path, off):
+def test_differences_are_relative_to_one_process(tmp_path, off):
     values = np.random.default_rng(0).standard_normal((300, 4))
     np.save(tmp_path / "a.npy", values * (1.0 + off))
     np.save(tmp_path / "b.npy", values)

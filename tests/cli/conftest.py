@@ -2,14 +2,16 @@ import numpy as np
 import pytest
 
 from gpytorch_gaps.__main__ import main
-from gpytorch_gaps.filling import learn
+from gpytorch_gaps.filling import choose, learn
+from gpytorch_gaps.filling.candidates import candidates
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """What is learned is not looked at here."""
-    monkeypatch.setattr(learn, "SHORT", 1)
-    monkeypatch.setattr(learn, "_FURTHER", 1)
+    """One kernel and one step of training: these tests do not look at what is learned."""
+    monkeypatch.setattr(choose, "candidates", lambda *given: candidates(*given)[:1])
+    monkeypatch.setattr(learn, "FIRST_STEPS", 1)
+    monkeypatch.setattr(learn, "FURTHER_STEPS", 1)
 
 
 @pytest.fixture

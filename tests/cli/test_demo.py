@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -16,9 +18,10 @@ def test_the_methods_of_the_paper_agree(capsys):
 
 def test_the_scene_is_filled_better_than_by_interpolation(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(demo, "SHAPE", (40, 60))
+    monkeypatch.setattr(demo, "SHAPE", (24, 36))
+    monkeypatch.setattr(demo, "fill_gaps", partial(demo.fill_gaps, steps=10))
     monkeypatch.setattr(demo, "LOST_LINES", (11,))
-    monkeypatch.setattr(learn, "SHORT", 3)
+    monkeypatch.setattr(learn, "FIRST_STEPS", 3)
     picture = tmp_path / "pictures" / "demo.png"
     assert main(["demo", "--output", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -34,7 +37,7 @@ def test_the_scene_has_clouds_dead_pixels_and_lost_lines():
     assert 0.3 < scene.gaps.mean() < 0.5
     assert scene.gaps[list(demo.LOST_LINES)].all()
     assert 12 < scene.truth.min() < scene.truth.max() < 26
-    assert abs((scene.measured - scene.truth).std() - demo.NOISE) < 0.01
+    assert abs((scene.measured - scene.truth).std() - demo.NOISE_KELVIN) < 0.01
     np.testing.assert_array_equal(scene.seen[~scene.gaps], scene.measured[~scene.gaps])
 
 

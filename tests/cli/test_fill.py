@@ -24,21 +24,19 @@ def test_gaps_are_filled_and_what_was_observed_is_untouched(source, field, tmp_p
     np.testing.assert_array_equal(filled[known], field[known])
     assert np.isfinite(filled).all()
     assert np.ptp(filled[~known]) > 0
-    for word in ("12 x 9", "10 gaps", "kernel", "method", "time", str(tmp_path / "out.npy")):
+    for word in ("12 x 9", "10 gaps", "kernel: ", "mean: ", "time: ", str(tmp_path / "out.npy")):
         assert word in out
+    for word in ("held-out", "standard deviations: "):  # neither was asked for
+        assert word not in out
 
 
-def test_the_held_out_check_is_reported_unless_refused(source, tmp_path, run, fill):
+def test_the_held_out_check_is_reported(source, tmp_path, run):
     _, out, _ = run("fill", source, "-o", tmp_path / "a.npy", "--steps", 3)
     assert "held-out RMSE" in out
-    _, out, _ = fill(source, "-o", tmp_path / "b.npy")
-    assert "held-out" not in out
 
 
-def test_standard_deviations_are_worked_out_for_whoever_asks(source, field, tmp_path, fill):
-    _, out, _ = fill(source, "-o", tmp_path / "out.npy")
-    assert "std" not in out
-    code, out, _ = fill(source, "-o", tmp_path / "out.npy", "--std", tmp_path / "std.npy", "--force")
+def test_standard_deviations_are_computed_on_request(source, field, tmp_path, fill):
+    code, out, _ = fill(source, "-o", tmp_path / "out.npy", "--std", tmp_path / "std.npy")
     std = np.load(tmp_path / "std.npy")
     assert code == 0
     assert str(tmp_path / "std.npy") in out
@@ -49,11 +47,11 @@ def test_a_picture_is_drawn(source, tmp_path, fill):
     pytest.importorskip("matplotlib")
     code, out, _ = fill(source, "-o", tmp_path / "out.npy", "--plot", tmp_path / "p.png")
     assert code == 0
-    assert "std" in out  # the picture shows it
+    assert "standard deviations: " in out  # the picture shows them
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = fill(source, "-o", tmp_path / "out2.npy", "--plot", tmp_path / "p.svg", "--no-std")
     assert code == 0
-    assert "std" not in out
+    assert "standard deviations: " not in out
     assert b"<svg" in (tmp_path / "p.svg").read_bytes()
 
 

@@ -126,7 +126,7 @@ def test_a_tiff_and_an_archive(tmp_path, field, fill):
     assert fill(tmp_path / "in.tif", "-o", tmp_path / "out.tif")[0] == 0
     assert np.isfinite(tifffile.imread(tmp_path / "out.tif")).all()
     np.savez(tmp_path / "in.npz", sst=field, y=np.arange(12) * 2.0, x=np.arange(9) * 3.0)
-    code, out, _ = fill(tmp_path / "in.npz", "-o", tmp_path / "out.npz", "--plot", tmp_path / "p.png", "--json")
+    code, out, _ = fill(tmp_path / "in.npz", "-o", tmp_path / "out.npz", "--json")
     assert code == 0
     assert "22" in json.loads(out)["report"]["values"]["axes"][0]  # the extent, by the coordinates
     with np.load(tmp_path / "out.npz") as archive:

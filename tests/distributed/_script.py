@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch_gaps as gaps
-from gpytorch_gaps.distributed.communicator import Ranks
+from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
+from tests._ranks import JOIN_SECONDS, limit_answers
 from tests.distributed import _work as work
 
 SHAPE = (16, 12)
@@ -36,14 +36,16 @@ def leave(how, folder):
     left.touch()
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    signal.pause()
 
 
 def main(folder, what, how):
     torch.set_num_threads(1)
-    weight_checkpoint._SAVE_EVERY = 0.0
-    with gaps.distributed.process_group(timeout=4.0 if how == "hangs" else 20.0) as group:
-        ranks = Ranks(group)
+    weight_checkpoint._SECONDS_BETWEEN_SAVES = 0.0
+    with gaps.distributed.process_group(timeout=JOIN_SECONDS) as group:
+        if how == "hangs":
+            limit_answers(group, 4.0)
+        ranks = Communicator(group)
         if what == "fit":
             if ranks.rank == ranks.size - 1:
                 taken, step = [], torch.optim.Adam.step
@@ -68,7 +70,7 @@ def main(folder, what, how):
             weight_checkpoint.WeightCheckpoint.watch = watched
             made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS[what])
             result = {"iterations": made.report.iterations}
-        if ranks.leads:
+        if ranks.is_main:
             (folder / "result.json").write_text(json.dumps(result))
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 from unittest import mock
 
 import gpytorch
@@ -13,8 +14,9 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
-from gpytorch_gaps.distributed.communicator import Ranks
-from gpytorch_gaps.reconstruction import weights
+from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.reconstruction import sharding
+from tests._ranks import JOIN_SECONDS
 
 
 def field(shape, gaps_as="random", dtype="float64", seed=0):
@@ -48,7 +50,7 @@ def axes_of(shape):
 
 def solve(group, shape, *, gaps_as="random", kind="RBF", lengthscale=0.3, noise=1e-2, dtype="float64", **options):
     """:param kind: "Matern" keeps all eigenvectors, and has weights in parts however few they are."""
-    with mock.patch.object(weights, "_FEW", 0 if kind == "Matern" else weights._FEW):
+    with mock.patch.object(sharding, "_MAX_REPLICATED_WEIGHTS", 0 if kind == "Matern" else 2**20):
         return gaps.reconstruct(
             field(shape, gaps_as, dtype),
             axes_of(shape),
@@ -94,12 +96,12 @@ def reconstruct_at(group, shape, options, points):
 
 def reconstruct_differing(group, shape, by_rank):
     """Every rank with options of its own."""
-    return told(solve(group, shape, **by_rank[Ranks(group).rank]))
+    return told(solve(group, shape, **by_rank[Communicator(group).rank]))
 
 
 def other_values(group, change):
     values = field((12, 7))
-    if Ranks(group).rank == 1:
+    if Communicator(group).rank == 1:
         if change == "one value":
             values[3, 3] = 0.5
         elif change == "dtype":
@@ -114,16 +116,16 @@ def other_values(group, change):
             values = np.ma.masked_array(values, np.eye(12, 7))
         elif change == "infinite":
             values[11, 6] = np.inf
-    if change == "mask" and Ranks(group).rank == 0:
+    if change == "mask" and Communicator(group).rank == 0:
         values = np.ma.masked_array(values, np.zeros((12, 7)))
     axes = axes_of(values.shape)
-    if change == "axis" and Ranks(group).rank == 1:
+    if change == "axis" and Communicator(group).rank == 1:
         axes[1] = axes[1] + 1e-9
     kernels = kernels_of("RBF", 2, 0.3)
-    if change == "kernel" and Ranks(group).rank == 1:
+    if change == "kernel" and Communicator(group).rank == 1:
         kernels[0].lengthscale = 0.31
     if change == "nu":
-        kernels[0] = MaternKernel(nu=2.5 if Ranks(group).rank == 1 else 1.5)
+        kernels[0] = MaternKernel(nu=2.5 if Communicator(group).rank == 1 else 1.5)
     return told(gaps.reconstruct(values, axes, kernels, 1e-2, group=group, progress=False))
 
 
@@ -187,7 +189,7 @@ def dies_while_reading(group, how):
 
     def slabs():
         own = distributed.own_slices(12, group)
-        if Ranks(group).rank == Ranks(group).size - 1:
+        if Communicator(group).rank == Communicator(group).size - 1:
             fail(how)
         yield field((12, 7))[own]
 
@@ -198,17 +200,17 @@ def fail(how):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hangs":
-        time.sleep(60)
+        signal.pause()
     raise OSError("the disk is gone")
 
 
 def collectives(group):
     """Every way of sending, with parts of different lengths, and what was counted."""
-    ranks = Ranks(group)
+    ranks = Communicator(group)
     total = ranks.sum(torch.full((3,), float(ranks.rank + 1), dtype=torch.float64), "sums")
     parts = [torch.full((rank + 1, 2), 10.0 * ranks.rank + rank) for rank in range(ranks.size)]
     found = ranks.exchange(parts, [(ranks.rank + 1, 2)] * ranks.size, "transposes")
-    number = ranks.number(float(ranks.rank), torch.device("cpu"), "numbers")
+    number = ranks.from_main(float(ranks.rank), torch.device("cpu"), "numbers")
     return {
         "sum": total.tolist(),
         "exchanged": [part.tolist() for part in found],
@@ -251,7 +253,7 @@ def train(group, case, *, steps=3, num_probes=6, rank=None, seed=0, own_loop=Fal
     """Losses, parameters and gradients of a few steps with a stochastic log-determinant."""
     if options.get("warm_start"):
         options["warm_start"] = gaps.WarmStart(num_probes, 1e-9, loosest=1e-9)
-    torch.manual_seed(seed if Ranks(group).leads else 99)
+    torch.manual_seed(seed if Communicator(group).is_main else 99)
     model = model_of(case)
     with (
         linear_operator.settings.max_cholesky_size(0),
@@ -302,7 +304,7 @@ def train_case(group, case, options):
 
 def train_variant(group, variant):
     """Ways to train that are no more than Adam on everything."""
-    torch.manual_seed(0 if Ranks(group).leads else 99)
+    torch.manual_seed(0 if Communicator(group).is_main else 99)
     model, options = model_of("one product"), {}
     if variant == "only the mean":
         for name, parameter in model.named_parameters():
@@ -328,7 +330,7 @@ def train_variant(group, variant):
 def train_differing(group, what):
     """The last rank is given another model, or other data."""
     model, options = model_of("one product"), {}
-    if Ranks(group).rank == Ranks(group).size - 1:
+    if Communicator(group).rank == Communicator(group).size - 1:
         if what == "targets":
             model.train_targets[3] += 1e-6
         elif what == "inputs":
@@ -347,7 +349,7 @@ def train_differing(group, what):
             linear_operator.settings.num_trace_samples._set_value(3)
     if what == "rate":
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        optimizer.param_groups[0]["lr"] = 0.1 if Ranks(group).leads else 0.01
+        optimizer.param_groups[0]["lr"] = 0.1 if Communicator(group).is_main else 0.01
         options["optimizer"] = optimizer
     try:
         return gaps.fit(model, 2, group=group, progress=False, **options).loss
@@ -357,7 +359,7 @@ def train_differing(group, what):
 
 def train_until(group, path, steps, stop_at):
     """Killed, with the last rank's hand, after so many steps."""
-    ranks, torch_step = Ranks(group), torch.optim.Adam.step
+    ranks, torch_step = Communicator(group), torch.optim.Adam.step
     taken = [0]
 
     def step(self, *args, **kwargs):
@@ -374,7 +376,7 @@ def train_by_hand(group, mistake):
     """A loop of its own, with one of the mistakes that are made there."""
     torch.manual_seed(0)
     model = model_of("one product")
-    if mistake == "other data" and not Ranks(group).leads:
+    if mistake == "other data" and not Communicator(group).is_main:
         model.train_targets[3] += 0.1
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
@@ -397,7 +399,7 @@ def wrong_group(group, what):
 
     given = "gloo" if what == "other type" else dist.new_group([0])
     try:
-        Ranks(given)
+        Communicator(given)
     except ValueError as error:
         return str(error)
     return "member"
@@ -407,11 +409,11 @@ def groups_in_turn(group):
     """Of this process and the other, three times; the other comes late."""
     import torch.distributed as dist
 
-    rank = Ranks(group).rank
+    rank = Communicator(group).rank
     dist.destroy_process_group()  # that of the harness
     sums = []
     for _ in range(3):
-        with distributed.process_group(timeout=10.0) as own:
+        with distributed.process_group(timeout=JOIN_SECONDS) as own:
             sums.append(float(own.sum(torch.tensor(rank + 1.0), "sums")))
         time.sleep(0.3 * rank)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # for the harness to end
@@ -429,3 +431,11 @@ def after_the_end(group):
         return str(error)
     finally:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def benchmark(group, job):
+    """A job of ``benchmarks.distributed``, which makes its own group where torchrun starts it."""
+    from benchmarks import distributed as benchmarked
+
+    with mock.patch.object(distributed, "process_group", return_value=nullcontext(group)):
+        benchmarked.main(["--job", job])

@@ -72,7 +72,7 @@ def test_what_is_sent_for_a_step(count):
         parameters = sum(value.size for value in result["parameters"].values())
         # what every probe has estimated goes as an object, whose wrapping is longer than itself
         assert all(0 < sent <= 8 * (2 * parameters + 8) + 1000 for sent in result["sent"])
-        assert "sent a step" in result["text"]
+        assert "sent per step" in result["text"]
 
 
 def test_alone_nothing_is_sent():

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpytorch_gaps import distributed
-from gpytorch_gaps.distributed.communicator import Ranks, Traffic, shares, size_of
+from gpytorch_gaps.distributed.communicator import Communicator, Traffic, split_evenly
+from gpytorch_gaps.utils.progress import format_bytes
 from tests._ranks import run_ranks
 from tests.distributed import _work as work
 
@@ -17,7 +18,7 @@ WORK = "tests.distributed._work"
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 30))
 def test_shares_are_all_and_nothing_twice(size, count, multiple):
-    parts = shares(size, count, multiple)
+    parts = split_evenly(size, count, multiple)
     assert len(parts) == count
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(size))
     lengths = [part.stop - part.start for part in parts]
@@ -29,18 +30,18 @@ def test_shares_are_all_and_nothing_twice(size, count, multiple):
 
 
 def test_one_process_sends_nothing():
-    ranks = Ranks()
+    ranks = Communicator()
     x = torch.ones(3)
     assert ranks.sum(x, "sums") is x
-    assert ranks.number(2.0, torch.device("cpu"), "numbers") == 2.0
+    assert ranks.from_main(2.0, torch.device("cpu"), "numbers") == 2.0
     assert ranks.gather("a", "words") == ["a"]
-    assert ranks.together("work", lambda: 5) == 5
+    assert ranks.run_on_all("work", lambda: 5) == 5
     assert ranks.exchange([x], [(3,)], "transposes")[0] is x
     ranks.require_same({"noise": 1.0})
     assert ranks.traffic.total == 0
-    assert ranks.leads
+    assert ranks.is_main
     with pytest.raises(OSError, match="gone"):
-        ranks.together("work", lambda: (_ for _ in ()).throw(OSError("gone")))
+        ranks.run_on_all("work", lambda: (_ for _ in ()).throw(OSError("gone")))
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -58,15 +59,15 @@ def test_what_is_sent_arrives(count):
 
 def test_a_group_that_is_none_of_ours():
     with pytest.raises(ValueError, match=r"group: got one without torch\.distributed being initialised"):
-        Ranks(object())
+        Communicator(object())
 
 
 def test_without_a_launcher_there_is_no_group(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with distributed.process_group() as group:
-        assert (group.rank, group.size, group.leads, group.group) == (0, 1, True, None)
-        assert Ranks(group).size == 1
+        assert (group.rank, group.size, group.is_main, group.group) == (0, 1, True, None)
+        assert Communicator(group).size == 1
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "60", None, True])
@@ -93,7 +94,7 @@ def test_traffic_in_words():
     traffic.add("sums", 4096)
     assert str(traffic) == "sums: 2 x 4 KiB"
     assert traffic.total == 8192
-    assert [size_of(n) for n in (5, 2048, 3 * 2**20, 5 * 2**30)] == ["5 B", "2 KiB", "3 MiB", "5 GiB"]
+    assert [format_bytes(n) for n in (5, 2048, 3 * 2**20, 5 * 2**30)] == ["5 B", "2 KiB", "3 MiB", "5 GiB"]
 
 
 @pytest.mark.parametrize("what", ["other type", "not a member"])

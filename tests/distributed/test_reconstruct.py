@@ -109,7 +109,7 @@ def test_points_anywhere_and_slices_of_others():
 def test_points_of_weights_in_parts_are_refused():
     with pytest.raises(RanksFailed) as failed:
         run_ranks(2, WORK, "reconstruct_at", (14, 11), {"kind": "Matern"}, [[0.1, 0.2]])
-    assert all("spread over several processes" in error for error in failed.value.errors.values())
+    assert all("divided among several processes" in error for error in failed.value.errors.values())
 
 
 # -- what is read and written ----------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_other_data_are_refused_by_all(change, message):
 
 
 def test_more_ranks_than_slices():
-    check_refused("reconstruct", ((2, 30), {}), "got 2 slices along the first axis for 4 ranks", count=4)
+    check_refused("reconstruct", ((2, 30), {}), "got 2 slices along the first axis for 4 processes", count=4)
 
 
 def check_refused(name, args, message, count=2):
@@ -209,7 +209,10 @@ def test_what_a_save_that_was_killed_leaves_is_no_checkpoint(tmp_path):
     options = {"kind": "Matern", "checkpoint": str(tmp_path / "state")}
     assert all(result["converged"] for result in run_ranks(2, WORK, "reconstruct", (14, 11), options))
     check_refused(
-        "reconstruct", ((14, 11), options), r"found state\.\dof2, of 2 ranks; expected one written by 4", count=4
+        "reconstruct",
+        ((14, 11), options),
+        r"found state\.\dof2, written by 2 processes; expected one written by 4",
+        count=4,
     )
 
 
@@ -238,6 +241,7 @@ def test_a_rank_that_is_killed_ends_the_others():
 
 
 def test_a_rank_that_hangs_ends_the_others_within_the_timeout():
+    """The others end while it hangs, which it does until it is killed."""
     with pytest.raises(RanksFailed) as failed:
-        run_ranks(2, WORK, "dies_while_reading", "hangs", timeout=2.0, limit=8.0)
+        run_ranks(2, WORK, "dies_while_reading", "hangs", timeout=2.0, hangs=[1])
     assert "no answer from another rank" in failed.value.errors[0]

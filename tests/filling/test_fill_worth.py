@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.filling import calibration, choose, streamed
 from gpytorch_gaps.filling import fill as fill_module
-from gpytorch_gaps.filling import in_memory, prepare, streamed
 
 
 def matern():
@@ -96,7 +96,7 @@ def test_an_error_is_stated_without_standard_deviations_and_without_a_check():
 
 
 def test_a_streamed_fill_is_checked_by_reconstruct_itself(monkeypatch):
-    monkeypatch.setattr(fill_module, "LARGEST", 100)
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
     seen = cut(draw((22, 24), 3.0, 3), FAR["hole"])
     options = {"kernels": matern(), "steps": 15, "progress": False}
     found = gaps.fill_gaps(seen, **options)
@@ -120,17 +120,17 @@ def test_a_streamed_fill_is_checked_by_reconstruct_itself(monkeypatch):
 
 @pytest.mark.parametrize(("factor", "words"), [(1 / 16, "too small"), (16.0, "too large")])
 def test_error_bars_that_cover_too_little_or_too_much_are_warned_of(monkeypatch, factor, words):
-    def wrong(model, x):
-        found = predicted(model, x)
+    def wrong(*args):
+        found = predicted(*args)
         return type(found)(found.mean, factor * found.variance, factor**0.5 * found.draws)
 
-    predicted = in_memory.predict_measurements
+    predicted = calibration.predict_measurements
     seen = draw((40, 40), 1.0, 5)
     seen[np.random.default_rng(0).random(seen.shape) < 0.3] = np.nan
     with warnings.catch_warnings():
         warnings.simplefilter("error", gaps.CalibrationWarning)
         gaps.fill_gaps(seen, kernels=matern(), steps=15, progress=False, std=False)
-    monkeypatch.setattr(in_memory, "predict_measurements", wrong)
+    monkeypatch.setattr(calibration, "predict_measurements", wrong)
     with pytest.warns(gaps.CalibrationWarning, match=f"of .* withheld observations: standard deviations are {words}"):
         gaps.fill_gaps(seen, kernels=matern(), steps=15, progress=False, std=False)
 
@@ -182,7 +182,7 @@ def test_windows_see_what_varies(seed):
 def test_one_bad_value_is_not_what_varies():
     residuals = np.random.default_rng(7).standard_normal(3000)
     residuals[5] = 1e6
-    assert prepare._squares(residuals, 1e-9).mean() < 1.2
+    assert choose._robust_squares(residuals, 1e-9).mean() < 1.2
     lone = np.zeros(3000)
     lone[5] = 1.0  # but for it, nothing does
-    assert prepare._squares(lone, 1e-13).sum() == 1.0
+    assert choose._robust_squares(lone, 1e-13).sum() == 1.0

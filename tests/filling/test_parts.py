@@ -5,15 +5,26 @@ import pandas as pd
 import pytest
 import torch
 
-from gpytorch_gaps.filling import withhold as withholding
-from gpytorch_gaps.filling.auto_kernels import candidates, label_correlations
+from gpytorch_gaps.filling import grid_values
 from gpytorch_gaps.filling.axes import DAY, YEAR, describe_axes
-from gpytorch_gaps.filling.cycles import cycles_of, explained, possible_periods
-from gpytorch_gaps.filling.trend import fit_mean, sample_of
-from gpytorch_gaps.filling.windows import OBSERVATIONS, all_of, choose_windows
-from gpytorch_gaps.filling.withhold import choose_part, part_of, region_around, withhold
+from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.estimates import (
+    explained_share,
+    find_cycles,
+    fit_mean,
+    label_correlations,
+    possible_periods,
+    sample_observations,
+)
+from gpytorch_gaps.filling.grid_values import GridValues, choose_part, random_part, region_around
+from gpytorch_gaps.filling.holdout import withhold
+from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, choose_windows, whole_window
 
 RNG = np.random.default_rng(1)
+
+
+def on_grid(values, axes=None):
+    return GridValues.in_memory(values, describe_axes(values.shape, axes))
 
 
 def time_axis(periods, freq):
@@ -43,16 +54,16 @@ def test_a_cycle_is_found_in_noise_and_not_without_one():
     gaps = RNG.random((1500, 4)) < 0.5
     with_cycle = np.where(gaps, np.nan, wave + noise)
     stations = describe_axes([4], [list("abcd")])[0]
-    assert cycles_of(with_cycle, [axis, stations]) == [[YEAR], []]
-    assert cycles_of(np.where(gaps, np.nan, noise), [axis, stations]) == [[], []]
+    assert find_cycles(with_cycle, [axis, stations]) == [[YEAR], []]
+    assert find_cycles(np.where(gaps, np.nan, noise), [axis, stations]) == [[], []]
     # a wave of amplitude 1 in unit noise has a third of the variance
-    assert explained(with_cycle, 0, t, YEAR) == pytest.approx(1 / 3, abs=0.06)
+    assert explained_share(with_cycle, 0, t, YEAR) == pytest.approx(1 / 3, abs=0.06)
 
 
 def test_series_too_short_for_coefficients_have_no_cycle():
     values = np.full((1500, 2), np.nan)
     values[:5] = 1.0
-    assert explained(values, 0, np.arange(1500.0), YEAR) == 0.0
+    assert explained_share(values, 0, np.arange(1500.0), YEAR) == 0.0
 
 
 def test_the_mean_is_a_plane_where_there_is_one():
@@ -61,26 +72,26 @@ def test_the_mean_is_a_plane_where_there_is_one():
     plane = 3.0 + 2.0 * rows - 0.5 * columns
     numbers = plane + 0.1 * RNG.standard_normal(plane.shape)
     numbers[RNG.random(plane.shape) < 0.5] = np.nan
-    mean = fit_mean(axes, *sample_of(numbers, RNG), trend=True)
+    mean = fit_mean(axes, *sample_observations(numbers, RNG), trend=True)
     assert mean.slopes.tolist() == pytest.approx([2.0, -0.5], abs=0.02)
     x = torch.tensor([[15.0, 10.0]], dtype=torch.float64)
     assert mean(x).item() == pytest.approx(28.0, abs=0.05)
-    flat = fit_mean(axes, *sample_of(numbers, RNG), trend=False)
+    flat = fit_mean(axes, *sample_observations(numbers, RNG), trend=False)
     assert flat.slopes.tolist() == [0.0, 0.0]
     assert flat(x).item() == pytest.approx(np.nanmean(numbers))
     noise = np.where(np.isnan(numbers), np.nan, RNG.standard_normal(plane.shape))
-    assert fit_mean(axes, *sample_of(noise, RNG), trend=True).slopes.tolist() == [0.0, 0.0]
+    assert fit_mean(axes, *sample_observations(noise, RNG), trend=True).slopes.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("shape", [(2000,), (100, 120), (30, 40, 20), (3000, 4), (12, 10, 9, 8)])
 def test_windows_are_parts_of_the_grid_and_small(shape):
     values = RNG.standard_normal(shape)
     values[RNG.random(shape) < 0.3] = np.nan
-    windows = choose_windows(lambda p: values[np.ix_(*p)], shape, [False] * len(shape), 6, np.random.default_rng(0))
+    windows = choose_windows(on_grid(values), 6, np.random.default_rng(0))
     assert len(windows) == 6
     strides = []
     for window in windows:
-        assert 0.5 * OBSERVATIONS < len(window) <= OBSERVATIONS
+        assert 0.5 * MAX_WINDOW_OBSERVATIONS < len(window) <= MAX_WINDOW_OBSERVATIONS
         places = tuple(p[c] for p, c in zip(window.positions, window.cells.numpy().T, strict=True))
         np.testing.assert_array_equal(window.values.numpy(), values[places])
         assert all(p.min() >= 0 and p.max() < m for p, m in zip(window.positions, shape, strict=True))
@@ -93,19 +104,18 @@ def test_windows_are_parts_of_the_grid_and_small(shape):
 def test_windows_look_for_observations():
     values = np.full((200, 200), np.nan)
     values[60:160, 60:160] = 1.0
-    windows = choose_windows(lambda p: values[np.ix_(*p)], (200, 200), [False] * 2, 6, np.random.default_rng(0))
+    windows = choose_windows(on_grid(values), 6, np.random.default_rng(0))
     assert min(map(len, windows)) > 50
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_windows_go_through_the_cells_that_they_are_asked_for(whole):
+@pytest.mark.parametrize("labels", [False, True])
+def test_windows_go_through_the_cells_that_they_are_asked_for(labels):
     shape = (150, 160, 3)
     values = RNG.standard_normal(shape)
     cells = np.array([[0, 0, 0], [149, 159, 2], [75, 3, 1], [2, 150, 2], [149, 0, 1], [70, 80, 0]])
     values[tuple(cells.T)] = 100.0
-    windows = choose_windows(
-        lambda p: values[np.ix_(*p)], shape, [False, False, whole], 6, np.random.default_rng(0), through=cells
-    )
+    source = on_grid(values, [None, None, list("abc") if labels else [0.0, 1.0, 2.0]])
+    windows = choose_windows(source, 6, np.random.default_rng(0), through=cells)
     for window, cell in zip(windows, cells, strict=True):
         assert all(at in p for at, p in zip(cell, window.positions, strict=True)) or window.values.max() < 100.0
     assert sum(bool(window.values.max() == 100.0) for window in windows) >= 3  # others were left out
@@ -115,9 +125,7 @@ def test_windows_of_a_sparse_grid_are_wide():
     values = np.full((600, 700), np.nan)
     values.reshape(-1)[RNG.choice(values.size, 1000, replace=False)] = 1.0
     density = 1000 / values.size
-    windows = choose_windows(
-        lambda p: values[np.ix_(*p)], values.shape, [False] * 2, 6, np.random.default_rng(0), density
-    )
+    windows = choose_windows(on_grid(values), 6, np.random.default_rng(0), density)
     assert min(map(len, windows)) > 100
     for window in windows:  # places without observations are left out
         assert all(len(np.unique(c)) == len(p) for p, c in zip(window.positions, window.cells.T, strict=True))
@@ -125,7 +133,7 @@ def test_windows_of_a_sparse_grid_are_wide():
 
 def test_all_of_a_small_grid():
     values = np.array([[1.0, np.nan], [2.0, 3.0]])
-    window = all_of(values)
+    window = whole_window(values)
     assert window.cells.tolist() == [[0, 0], [1, 0], [1, 1]]
     assert window.values.tolist() == [1.0, 2.0, 3.0]
 
@@ -146,7 +154,7 @@ def test_label_correlations():
 def test_free_covariances_begin_as_the_correlations():
     axes = describe_axes([50, 3], [None, list("abc")])
     matrix = np.array([[1.0, 0.7, 0.2], [0.7, 1.0, 0.1], [0.2, 0.1, 1.0]])
-    make = candidates(axes, 2.0, [[], []], [None, matrix], [None, None])[0][1]
+    make = candidates(KernelTask(axes, 2.0, [[], []], [None, matrix], [None, None], KernelLimits()))[0][1]
     (term,) = make()
     found = term.kernels[1](torch.arange(3.0).double().unsqueeze(-1)).to_dense().detach().numpy()
     np.testing.assert_allclose(found, matrix, atol=0.03)  # and a little on the diagonal
@@ -220,18 +228,18 @@ def test_a_region_is_larger_than_its_part_and_around_it():
 
 
 def test_parts_of_large_grids_are_small_and_hold_gaps(monkeypatch):
-    monkeypatch.setattr(withholding, "LARGEST", 500)
+    monkeypatch.setattr(grid_values, "MAX_PART_CELLS", 500)
     generator = np.random.default_rng(0)
-    positions = part_of((1000, 40, 3), generator)
+    positions = random_part((1000, 40, 3), generator)
     sides = [len(p) for p in positions]
     assert np.prod(sides) <= 500
     assert np.prod(sides) > 250
     assert sides[2] == 3
     values = np.ones((100, 100))
     values[:50] = np.nan
-    _, part = choose_part(lambda p: values[np.ix_(*p)], (100, 100), generator)
-    assert np.isfinite(part).any()
+    part = choose_part(on_grid(values), generator)
+    assert np.isfinite(part.values).any()
 
 
 def test_a_grid_that_is_small_enough_is_looked_at_whole():
-    assert [len(p) for p in part_of((20, 30), np.random.default_rng(0))] == [20, 30]
+    assert [len(p) for p in random_part((20, 30), np.random.default_rng(0))] == [20, 30]

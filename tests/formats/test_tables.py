@@ -172,10 +172,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, error):
             stream.write(b"half")
             raise error
 
-        write_whole(path, and_fail)
+        atomic_write(path, and_fail)
 
-    write_whole = tables.write_whole
-    monkeypatch.setattr(tables, "write_whole", half)
+    atomic_write = tables.atomic_write
+    monkeypatch.setattr(tables, "atomic_write", half)
     with pytest.raises(type(error)):
         opened.write(opened.data.fillna(1.0), tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == "old"

@@ -20,6 +20,7 @@ from gpytorch_gaps.grid import cells
 from gpytorch_gaps.kernels import grid_kernel as gappy_grid_kernel
 from gpytorch_gaps.operators import KhatriRaoOperator, SelectedKroneckerOperator
 from tests import _dense as dense
+from tests._covering import covering
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -84,9 +85,10 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("batch_shape", [(), (2,)], ids=["", "batch"])
-@pytest.mark.parametrize("second", INPUTS)
-@pytest.mark.parametrize("first", INPUTS)
+KINDS = ("most cells", "a grid of their own", "scattered", "on and off the grid")
+
+
+@covering(first=INPUTS, second=KINDS, batch_shape=[(), (2,)])
 def test_is_the_product_of_its_axes(first, second, batch_shape):
     kernel = make(batch_shape)
     x1, x2 = INPUTS[first](kernel.grid), INPUTS[second](kernel.grid)

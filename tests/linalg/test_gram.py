@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpytorch_gaps.linalg import gram
 from gpytorch_gaps.linalg.selection import ravel
+from tests._covering import covering
 
 examples = settings(max_examples=60, deadline=None)
 CONTRACTIONS = [gram.masked_gram, gram._gram_by_axis, gram._gram_by_columns]
@@ -43,9 +44,11 @@ def problem(shape, rank, batch=(), weight_batch=(), columns=None, seed=0):
     return vectors, positions, weights
 
 
-@pytest.mark.parametrize("contraction", CONTRACTIONS)
-@pytest.mark.parametrize("batches", [((), ()), ((3,), ()), ((), (3,)), ((3,), (3,)), ((2, 1), (3,)), ((2, 2), (2, 2))])
-@pytest.mark.parametrize("shape", SHAPES)
+@covering(
+    batches=[((), ()), ((3,), ()), ((), (3,)), ((3,), (3,)), ((2, 1), (3,)), ((2, 2), (2, 2))],
+    shape=SHAPES,
+    contraction=CONTRACTIONS,
+)
 def test_both_contractions_equal_the_dense_matrix(contraction, shape, batches):
     vectors, positions, weights = problem(shape, 11, *batches)
     result = contraction(vectors, positions, weights)
@@ -62,9 +65,7 @@ def test_rectangular_vectors(contraction):
     )
 
 
-@pytest.mark.parametrize("batches", [((), ()), ((2,), (2,)), ((), (2,)), ((2,), ())])
-@pytest.mark.parametrize("numbers", [1, 10, 40, 100])
-@pytest.mark.parametrize("shape", SHAPES)
+@covering(shape=SHAPES, numbers=[1, 10, 40, 100], batches=[((), ()), ((2,), (2,)), ((), (2,)), ((2,), ())])
 def test_chunks_add_up(monkeypatch, shape, numbers, batches):
     vectors, positions, weights = problem(shape, 9, *batches)
     expected = dense_gram(vectors, positions, weights)

@@ -13,6 +13,7 @@ from gpytorch_gaps.linalg import gram
 from gpytorch_gaps.linalg import masked_grid as tiles
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid, project_flops, run_in_threads, sweep_flops
 from tests import _dense as dense
+from tests._covering import covering
 
 examples = settings(max_examples=80, deadline=None)
 SIZES = {  # shape and ranks
@@ -86,9 +87,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("sizes", SIZES)
+@covering(sizes=SIZES, tile=TILES, dtype=[torch.float32, torch.float64])
 def test_sweeps_equal_dense_algebra(sizes, tile, dtype):
     shape, ranks = SIZES[sizes]
     bases, weights = problem(shape, ranks, dtype)
@@ -96,9 +95,7 @@ def test_sweeps_equal_dense_algebra(sizes, tile, dtype):
     assert_sweeps(MaskedGrid(mask, tile), mask, bases, weights)
 
 
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("as_bytes", [False, True], ids=["bool", "uint8"])
-@pytest.mark.parametrize("sizes", ["1 axis", "long first", "3 axes, long last", "4 axes"])
+@covering(kind=MASKS, sizes=["1 axis", "long first", "3 axes, long last", "4 axes"], as_bytes=[False, True])
 def test_masks(sizes, as_bytes, kind):
     shape, ranks = SIZES[sizes]
     bases, weights = problem(shape, ranks)
@@ -114,10 +111,12 @@ def test_masks(sizes, as_bytes, kind):
     assert (grid.shape, grid.num_cells) == (shape, math.prod(shape))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("block", [1, 7, 40])
-@pytest.mark.parametrize("tile", [1, 12, 1000])
-@pytest.mark.parametrize("sizes", ["1 axis", "long first", "long last", "3 axes, long first", "long middle", "4 axes"])
+@covering(
+    sizes=["1 axis", "long first", "long last", "3 axes, long first", "long middle", "4 axes"],
+    tile=[1, 12, 1000],
+    block=[1, 7, 40],
+    rows=[1, 2, 5],
+)
 def test_many_tiles_and_blocks(monkeypatch, sizes, tile, block, rows):
     """Sizes that leave a rest in every direction."""
     monkeypatch.setattr(tiles, "_ROWS", rows)
@@ -240,9 +239,11 @@ def test_masks_of_other_types_are_refused(dtype):
 # -- the Gram matrix of leading functions, from sweeps ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", [1, 20, 2**24])
-@pytest.mark.parametrize("kind", ["all", "none", "one", "random", "block"])
-@pytest.mark.parametrize("sizes", ["1 axis", "long first", "3 axes, long last", "4 axes"])
+@covering(
+    kind=["all", "none", "one", "random", "block"],
+    sizes=["1 axis", "long first", "3 axes, long last", "4 axes"],
+    numbers=[1, 20, 2**24],
+)
 def test_structured_gram(monkeypatch, sizes, kind, numbers):
     """``structured_gram`` needs of a mask nothing but its projections on products of pairs."""
     monkeypatch.setattr(gram, "_CHUNK_NUMBERS", numbers)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpytorch_gaps.linalg import products
 from gpytorch_gaps.linalg.products import kron_diagonal, kron_matmul, kron_matmul_flops
+from tests._covering import covering
 
 examples = settings(max_examples=60, deadline=None)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -65,8 +66,8 @@ def assert_close(actual, expected):
 def strategy(request, monkeypatch):
     """Blocks are for large grids: lower the bounds so that small ones are worked in several blocks, too."""
     if request.param == "blocks":
-        monkeypatch.setattr(products, "_BLOCK", 7)
-        monkeypatch.setattr(products, "_THIN", 1)
+        monkeypatch.setattr(products, "_BLOCK_NUMBERS", 7)
+        monkeypatch.setattr(products, "_MIN_BATCHED_ROWS", 1)
 
 
 def test_kron_dense_is_torch_kron():
@@ -76,9 +77,7 @@ def test_kron_dense_is_torch_kron():
 
 @pytest.mark.usefixtures("strategy")
 class TestAgainstDense:
-    @pytest.mark.parametrize("dtype", TOLERANCE)
-    @pytest.mark.parametrize("num_rhs", [1, 3])
-    @pytest.mark.parametrize("shapes", SQUARE + RECTANGULAR, ids=str)
+    @covering(shapes=SQUARE + RECTANGULAR, num_rhs=[1, 3], dtype=TOLERANCE)
     def test_product(self, shapes, num_rhs, dtype):
         factors, x = problem(shapes, num_rhs, dtype)
         assert_close(kron_matmul(factors, x), kron_dense(factors) @ x)

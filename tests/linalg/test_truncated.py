@@ -11,6 +11,7 @@ from gpytorch_gaps.linalg import smooth_eigh as lowrank
 from gpytorch_gaps.linalg import truncated
 from gpytorch_gaps.linalg.truncated import truncated_eigh
 from tests import _dense as dense
+from tests._covering import covering
 
 examples = settings(max_examples=60, deadline=None)
 EPS = torch.finfo(torch.float64).eps
@@ -66,9 +67,7 @@ def assert_certified(factors, basis):
     return norm
 
 
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-@pytest.mark.parametrize("share", [0.0, 1e-14, 1e-8, 1e-4, 0.1, 0.5])
-@pytest.mark.parametrize("case", CASES)
+@covering(case=CASES, share=[0.0, 1e-14, 1e-8, 1e-4, 0.1, 0.5], scale=[1e-8, 1.0, 1e8])
 def test_the_bound_holds_and_is_no_looser_than_it_need_be(case, share, scale):
     """`share` of the norm of K may be dropped: from nothing to half of it."""
     first, *others = CASES[case]

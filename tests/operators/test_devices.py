@@ -1,9 +1,9 @@
 """Every operator, solve, log-determinant and preconditioner where its tensors live, against dense algebra on the CPU.
 
-On the CPU, on CUDA where there is one, and on the stand-in device of ``tests/_standin.py``, which raises when devices
-are mixed and counts copies and waits. What is asserted of these counts was measured: products make none; the package
-itself copies nothing between host and device, also where linear_operator does; and conjugate gradients wait once every
-ten iterations.
+On the CPU, on the accelerator where there is one, and on the stand-in device of ``tests/_standin.py``, which raises
+when devices are mixed and counts copies and waits. What is asserted of these counts was measured: products make none;
+the package itself copies nothing between host and device, also where linear_operator does; and conjugate gradients wait
+once every ten iterations.
 """
 
 import warnings
@@ -25,23 +25,10 @@ from gpytorch_gaps.operators import (
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 from tests import _dense as dense
 from tests import _standin as standin
+from tests._devices import CPU, devices, on_standin
 from tests._standin import count_transfers
 
 EXACT = 1e-8
-CPU = torch.device("cpu")
-
-
-def _devices():
-    yield pytest.param(CPU, id="cpu")
-    if torch.cuda.is_available():
-        yield pytest.param(torch.device("cuda", torch.cuda.current_device()), id="cuda")
-    if torch.backends.mps.is_available():
-        yield pytest.param(torch.device("mps"), id="mps", marks=pytest.mark.skip(reason="MPS has no float64"))
-    yield pytest.param(standin.DEVICE, id="stand-in", marks=on_standin)
-
-
-on_standin = pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAILABLE)
-devices = pytest.mark.parametrize("device", list(_devices()))
 
 
 @pytest.fixture(autouse=True)
@@ -218,8 +205,9 @@ METHODS = [
 
 
 @devices
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize(("kind", "method", "rank"), METHODS)
+@pytest.mark.parametrize(
+    ("kind", "method", "rank", "max_cholesky"), [(*method, 800 * (i % 2)) for i, method in enumerate(METHODS)]
+)
 def test_solves(kind, method, rank, max_cholesky, device):
     operator, matrix, inputs, own_inputs, num_factors = make(f"SelectedKroneckerAddedDiag, {kind}", device)
     rhs, weights = dense.randn(len(INDEX), 2), dense.randn(len(INDEX), 2, seed=1)

@@ -60,11 +60,6 @@ class TestSelectedKroneckerBatch(SelectedKronecker, LinearOperatorTestCase, unit
     batch = (3,)
 
 
-class TestSelectedKroneckerMultiBatch(SelectedKronecker, LinearOperatorTestCase, unittest.TestCase):
-    seed = 0
-    batch = (2, 3)
-
-
 class Rectangular:
     batch = ()
     rows, columns = torch.tensor([7, 0, 3, 3, 5]), torch.tensor([1, 11, 4, 0, 2, 8])

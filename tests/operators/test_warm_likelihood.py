@@ -14,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch_gaps import WarmStart, record_solves, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from tests import _dense as dense
+from tests._covering import in_turn
 from tests.workflow import _pairs
 
 TIGHT = 1e-10
@@ -184,8 +185,7 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-8])
-@pytest.mark.parametrize("path", PATHS)
+@in_turn(path=PATHS, tolerance=[1e-2, 1e-8])
 def test_the_value_follows_small_steps(path, tolerance):
     """To what the probes state themselves (three standard errors) and 1 % of the change, the start left out."""
     memory, rhs, steps = WarmStart(num_probes=16, tolerance=tolerance), dense.randn(len(INDEX), 1), 20

@@ -14,14 +14,22 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator, SelectedKroneckerSumOperator
 from tests import _dense as dense
+from tests._covering import covering, in_turn
 from tests.workflow._pairs import CASES, Model, PerLevelNoise, gappy, on, with_length
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
 SUMS = ("a sum of two grid kernels", "a grid kernel plus LinearKernel")
-NOT_FILLABLE = (*SUMS, "a noise per point")
 WAYS = [("auto", 800), ("auto", 0), ("ignore", 0), ("fill", 0)]
-EVERY_CASE = [(case, *way) for case in CASES for way in WAYS if not (case in NOT_FILLABLE and way[0] == "fill")]
-LESS = [way for way in EVERY_CASE if way[1] != "ignore"]
+SPREAD = [  # every case once, every way with some of them
+    ("two axes", "fill", 0),
+    ("three axes with a group", "auto", 0),
+    ("an output axis", "auto", 800),
+    ("a sum of two grid kernels", "auto", 0),
+    ("a grid kernel plus LinearKernel", "ignore", 0),
+    ("a noise per output", "fill", 0),
+    ("a noise per point", "ignore", 0),
+    ("a batch of three", "auto", 0),
+]
 
 
 # -- a model and what it must predict ----------------------------------------------------------------------------------
@@ -91,7 +99,10 @@ CHANGES = {  # which are left, one after the other
 }
 
 
-@pytest.mark.parametrize(("case", "method", "max_cholesky"), EVERY_CASE)
+@pytest.mark.parametrize(
+    ("case", "method", "max_cholesky"),
+    sorted({*SPREAD, *(("two axes", *way) for way in WAYS), *((case, "auto", 0) for case in CASES)}),
+)
 def test_other_observations(case, method, max_cholesky):
     """Whichever come and go, as by dense algebra without any history."""
     pair, model = conditioned(case, slice(0, N))
@@ -113,7 +124,7 @@ def test_other_observations(case, method, max_cholesky):
             assert ", from " in solves[0].reason or solves[0].reason == "the guess is a solution", name
 
 
-@pytest.mark.parametrize(("case", "method", "max_cholesky"), LESS)
+@pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
 def test_fantasies(case, method, max_cholesky):
     """Once, again from the same model, and a fantasy of a fantasy."""
     pair, model = conditioned(case, slice(0, N))
@@ -139,7 +150,7 @@ def test_fantasies(case, method, max_cholesky):
         check(model.eval(), pair, expected())  # from the solution with more observations
 
 
-@pytest.mark.parametrize(("case", "method", "max_cholesky"), LESS)
+@pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
 def test_corrected_values(case, method, max_cholesky):
     pair, model = conditioned(case, slice(0, N))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
@@ -154,7 +165,7 @@ def test_corrected_values(case, method, max_cholesky):
             check(model, pair, by_the_book(pair, x, values, noise))
 
 
-@pytest.mark.parametrize(("case", "method", "max_cholesky"), LESS)
+@pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
 def test_changed_hyperparameters(case, method, max_cholesky):
     """The last solution is then of another matrix, and only a guess."""
     pair, model = conditioned(case, slice(0, N))
@@ -218,8 +229,7 @@ def test_batches_of_fantasies(method, max_cholesky):
         check(model, pair, by_the_book(pair, x[:N], y[:N], noise))
 
 
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, max_cholesky=[0, 800])
 def test_single_precision(case, max_cholesky):
     pair, model = conditioned(case, slice(0, N - 9))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
@@ -257,7 +267,7 @@ def test_after_inference_mode(case):
     assert all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
 
 
-@pytest.mark.parametrize(("case", "method", "max_cholesky"), LESS)
+@pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
 def test_gradients_of_a_warm_mean(case, method, max_cholesky):
     """Are those of a cold one: where a solve starts is no part of what it solves."""
     results = []
@@ -285,8 +295,7 @@ def test_gradients_of_a_warm_mean(case, method, max_cholesky):
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "dump"])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, how=[copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_start_without_solutions(case, how):
     pair, model = conditioned(case, slice(0, N))
     with torch.no_grad(), MAX_CHOLESKY(0), settings.solve_tolerance(1e-9):
@@ -376,26 +385,19 @@ def additions(problem):
 
 
 @pytest.mark.parametrize(("kernel", "pattern", "noise"), PROBLEMS)
-def test_one_percent_more_takes_fewer_iterations(kernel, pattern, noise):
+def test_one_percent_more_takes_half_the_iterations(kernel, pattern, noise):
+    """A residual of 2.5e-2 at the start leaves 73 % of the iterations: the rest is a higher rank."""
     problem = Problem(kernel, pattern, noise)
     expected, cold = problem.cold(problem.all)
     for mean, report in additions(problem):
         same(mean, expected)
+        assert report.method == "ignore"
+        assert 2 * report.iterations <= cold.iterations
         assert report.iterations < cold.iterations
         assert report.worst_residual <= 1e-6
 
 
-@pytest.mark.parametrize(("kernel", "pattern", "noise"), PROBLEMS)
-def test_one_percent_more_takes_half_the_iterations(kernel, pattern, noise):
-    """A residual of 2.5e-2 at the start leaves 73 % of the iterations: the rest is a higher rank."""
-    problem = Problem(kernel, pattern, noise)
-    _, cold = problem.cold(problem.all)
-    for _, report in additions(problem):
-        assert report.method == "ignore"
-        assert 2 * report.iterations <= cold.iterations
-
-
-@pytest.mark.parametrize(("kernel", "pattern", "noise"), PROBLEMS)
+@covering(kernel=KERNELS, pattern=["random", "block"], noise=[1e-1, 1e-2])
 def test_other_changes_of_the_data(kernel, pattern, noise):
     """Nothing changed, a little, or all of it."""
     problem = Problem(kernel, pattern, noise)
@@ -429,7 +431,7 @@ def test_other_changes_of_the_data(kernel, pattern, noise):
         assert report.iterations <= again.iterations + 1
 
 
-@pytest.mark.parametrize(("kernel", "pattern", "noise"), PROBLEMS)
+@covering(kernel=KERNELS, pattern=["random", "block"], noise=[1e-1, 1e-2])
 def test_one_percent_less_does_no_harm(kernel, pattern, noise):
     problem = Problem(kernel, pattern, noise)
     expected, cold = problem.cold(problem.known)
@@ -545,10 +547,10 @@ def matrix(kind, factors, noise):
     return kernel + noise * torch.eye(ROWS, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1), (ROWS, 3), (2, ROWS, 3), (2, 3, ROWS, 1)], ids=str)
-@pytest.mark.parametrize(("kind", "method"), EVERY_OPERATOR)
-def test_guesses(kind, method, shape):
+@in_turn(operator_and_method=EVERY_OPERATOR, shape=[(ROWS,), (ROWS, 1), (ROWS, 3), (2, ROWS, 3), (2, 3, ROWS, 1)])
+def test_guesses(operator_and_method, shape):
     """An exact one takes no iterations, a wrong one changes nothing."""
+    kind, method = operator_and_method
     noise = torch.tensor([0.03], dtype=torch.float64)
     own, full, rhs = operator(kind, FACTORS, noise), matrix(kind, FACTORS, noise), dense.randn(*shape)
     column = rhs.dim() == 1

@@ -23,6 +23,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.posterior import GappyGridPredictionStrategy
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from tests import _dense as dense
+from tests._covering import covering, in_turn
 from tests.workflow._pairs import CASES, Model, PerLevelNoise, gappy, on, with_length
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
@@ -61,7 +62,7 @@ def models(likelihood=None, smooth=False):
     return ours.eval(), plain.eval(), grid
 
 
-def test_points(grid):
+def points_of_every_kind(grid):
     first, second = grid.axes
     return {
         "all cells": grid.points(),
@@ -76,9 +77,6 @@ def test_points(grid):
         "repeated": grid.points(torch.tensor([5, 5, 0, 5])),
         "none": grid.points()[:0],
     }
-
-
-test_points.__test__ = False
 
 
 def close(posterior, expected, tolerance=1e-6):
@@ -107,7 +105,7 @@ METHODS = [
 def test_every_method_at_all_kinds_of_points(method, rank, max_cholesky):
     ours, plain, grid = models()
     tolerance = 1e-5 if method == "penalize" else 1e-9
-    for name, x in test_points(grid).items():
+    for name, x in points_of_every_kind(grid).items():
         with (
             torch.no_grad(),
             settings.gap_method(method),
@@ -128,8 +126,7 @@ def test_every_method_at_all_kinds_of_points(method, rank, max_cholesky):
             close(posterior, expected, 1e-3 if method == "penalize" else 1e-6)
 
 
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("two axes", "a noise per output")])
+@in_turn(case=[case for case in CASES if case not in ("two axes", "a noise per output")], max_cholesky=[0, 800])
 def test_noisy_posteriors_of_every_case(case, max_cholesky):
     """Means and variances of new observations, on the whole grid."""
     pair = CASES[case](small=True)
@@ -206,8 +203,7 @@ def test_a_batch_of_different_test_points(max_cholesky):
         assert torch.allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, max_cholesky=[0, 800])
 def test_in_inference_mode(case, max_cholesky):
     pair = CASES[case](small=True)
     with settings.solve_tolerance(1e-9), MAX_CHOLESKY(max_cholesky):
@@ -234,8 +230,7 @@ def test_settings_of_gpytorch_that_approximate(setting):
         assert torch.allclose(got[1], expected.variance, atol=1e-6)
 
 
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, max_cholesky=[800, 0])
 def test_single_precision(case, max_cholesky):
     """Means within 1e-4 of double precision's."""
     pair = CASES[case](small=True)
@@ -287,9 +282,7 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", UNUSUAL)
+@covering(case=UNUSUAL, max_cholesky=[800, 0], eager=[False, True])
 def test_unusual_models(case, max_cholesky, eager):
     """From the likelihood and its gradients to the posterior, also where kernels are not evaluated lazily."""
     shape, fraction, kernels, rows = UNUSUAL[case]
@@ -457,7 +450,7 @@ def test_variances_without_solves():
 def test_variances_without_solves_off_the_grid(where, tolerance):
     """By the extension of eigenvectors to other points."""
     ours, plain, grid = models(smooth=True)
-    x = test_points(grid)[where]
+    x = points_of_every_kind(grid)[where]
     with torch.no_grad(), MAX_CHOLESKY(0), settings.solve_tolerance(tolerance), gaps.record_solves() as solves:
         variance = ours(x).variance
     assert "variances without solves" in solves[-1].reason
@@ -469,7 +462,7 @@ def test_variances_without_solves_off_the_grid(where, tolerance):
 @pytest.mark.parametrize("where", ["differentiated", "a method", "a rank"])
 def test_where_variances_take_solves(where):
     ours, _, grid = models(smooth=True)
-    x = test_points(grid).get(where, grid.points())
+    x = points_of_every_kind(grid).get(where, grid.points())
     method, rank = ("ignore" if where == "a method" else "auto"), (5 if where == "a rank" else None)
     with (
         torch.set_grad_enabled(where == "differentiated"),
@@ -518,7 +511,7 @@ def test_variances_without_solves_of_a_sum():
 )
 def test_indexing(index):
     ours, plain, grid = models()
-    x = test_points(grid)["all cells"]
+    x = points_of_every_kind(grid)["all cells"]
     with torch.no_grad():
         part, expected = ours(x)[index], plain(x)[index]
         assert torch.allclose(part.mean, expected.mean, atol=1e-5)
@@ -545,29 +538,20 @@ def test_indexing_a_batch(max_cholesky):
         assert torch.allclose(variance, expected.diagonal(dim1=-1, dim2=-2), atol=1e-6)
 
 
-def test_samples():
-    """Their covariance is the posterior's: of many, as well as many can tell."""
-    ours, _, grid = models()
-    torch.manual_seed(0)
-    with torch.no_grad(), MAX_CHOLESKY(0):
-        posterior = ours(grid.points()[:20])
-        samples = posterior.rsample(torch.Size([20_000]))
-    assert torch.allclose(samples.mean(0), posterior.mean, atol=0.05)
-    assert torch.allclose(samples.mT.cov(), posterior.covariance_matrix, atol=0.02)
-
-
 # -- gradients -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["mean", "variance", "both"])
-@pytest.mark.parametrize("where", ["a few cells", "scattered", "a shifted grid", "on and off the grid"])
-@pytest.mark.parametrize("max_cholesky", [800, 0])
+@covering(
+    where=["a few cells", "scattered", "a shifted grid", "on and off the grid"],
+    what=["mean", "variance", "both"],
+    max_cholesky=[800, 0],
+)
 def test_gradients(where, what, max_cholesky):
     """Of a posterior with respect to its points and to every hyperparameter."""
     ours, plain, grid = models()
     results = []
     for model, size in ((ours, max_cholesky), (plain, 800)):
-        x = test_points(grid)[where].clone().requires_grad_()
+        x = points_of_every_kind(grid)[where].clone().requires_grad_()
         with (
             gpytorch.settings.detach_test_caches(False),
             settings.solve_tolerance(1e-11),
@@ -736,7 +720,7 @@ def test_set_train_data():
 
 def test_prior_mode():
     ours, plain, grid = models()
-    for x in test_points(grid).values():
+    for x in points_of_every_kind(grid).values():
         with torch.no_grad(), gpytorch.settings.prior_mode(True), gaps.record_solves() as solves:
             prior, expected = ours(x), plain(x)
             close(prior, expected, 1e-10)

@@ -19,6 +19,8 @@ from gpytorch_gaps.posterior.joint_draws import JointDraws
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
 from tests import _dense as dense
 from tests import _standin as standin
+from tests._covering import in_turn
+from tests._devices import on_standin
 from tests._standin import count_transfers
 from tests.workflow._pairs import CASES, Model, gappy, on, with_length
 
@@ -114,9 +116,7 @@ def check_moments(samples, mean, covariance, bound):
 # -- moments of many draws --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "max_cholesky"), [("pathwise", 800), ("pathwise", 0), ("dense", 800), ("public", 800)]
-)
+@pytest.mark.parametrize(("path", "max_cholesky"), [("pathwise", 0), ("dense", 800), ("public", 800)])
 def test_twenty_thousand_draws_of_a_grid(path, max_cholesky, monkeypatch):
     """All 120 cells, gaps among them: 7,380 numbers, all within four standard errors.
 
@@ -138,8 +138,7 @@ def test_twenty_thousand_draws_of_a_grid(path, max_cholesky, monkeypatch):
     check_moments(samples, *exact(plain, x), 4.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, kind=KINDS)
 def test_draws_of_every_case(case, kind):
     pair = CASES[case](small=True)
     x = kinds(pair)[kind]
@@ -237,8 +236,7 @@ def covariance_by_draws(posterior, monkeypatch):
     return columns @ columns.mT
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=[*CASES, *CASES], kind=[*KINDS, *KINDS, *reversed(KINDS), *reversed(KINDS)])
 def test_the_root_that_draws_are_made_with(case, kind, monkeypatch):
     """Its square is the dense covariance, and has its gradients: in the points and in every hyperparameter."""
     pair = CASES[case](small=True)
@@ -390,8 +388,7 @@ def test_gradients_flow_through_draws(kind, how):
     assert bool(((rows.mean(0) - expected).abs() <= 4.5 * error + 1e-9).all())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels", "a noise per output"])
+@in_turn(case=["two axes", "a sum of two grid kernels", "a noise per output"], kind=KINDS)
 def test_gradients_in_the_points_with_detached_caches(case, kind, monkeypatch):
     """GPyTorch's default, as Bayesian optimisation uses it: of the root that draws are made with."""
     pair = CASES[case](small=True)
@@ -458,8 +455,7 @@ def test_more_draws_begin_with_the_fewer(noise, kind):
             torch.testing.assert_close(fewer, many[:count], rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels", "a batch of three"])
+@in_turn(case=["two axes", "a sum of two grid kernels", "a batch of three"], kind=KINDS)
 def test_draws_do_not_depend_on_memory(case, kind, monkeypatch):
     """One at a time, or all at once: as many solves as it takes, and the same numbers."""
     monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 0)
@@ -800,7 +796,7 @@ def test_too_many_observations_without_a_grid():
 # -- on another device ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAILABLE)
+@on_standin
 @pytest.mark.parametrize(("case", "count"), [*((case, 3) for case in CASES), ("two axes", 40)])
 def test_draws_elsewhere(case, count):
     """On the stand-in device, whose random numbers are the CPU's: the same draws, and no copies to or from it."""

@@ -19,6 +19,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.posterior import variance as _variance
 from tests import _dense as dense
+from tests._covering import in_turn
 from tests.workflow._pairs import CASES, Model, PerLevelNoise, gappy, with_length
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
@@ -286,8 +287,7 @@ def labels_of(kind):
     }[kind]
 
 
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, max_cholesky=[800, 0])
 def test_one_left_out(case, max_cholesky):
     """Every observation of a small problem, against the model without it."""
     pair = few(case)
@@ -295,9 +295,15 @@ def test_one_left_out(case, max_cholesky):
         same(gaps.leave_out(pair.ours), brute_force(pair.dense, torch.arange(FEW)))
 
 
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("kind", ["each", "in turn", "of many sizes", "two", "one"])
-@pytest.mark.parametrize("case", CASES)
+GROUPS = ("each", "in turn", "of many sizes", "two", "one")
+GROUPED = [  # every group of one model, and of every other model some
+    *(("two axes", kind, size) for kind in GROUPS for size in (800, 0)),
+    *((case, GROUPS[i % 5], (0, 800)[i % 2]) for i, case in enumerate(CASES) if case != "two axes"),
+    *((case, GROUPS[(i + 2) % 5], (800, 0)[i % 2]) for i, case in enumerate(CASES) if case != "two axes"),
+]
+
+
+@pytest.mark.parametrize(("case", "kind", "max_cholesky"), GROUPED)
 def test_groups_left_out(case, kind, max_cholesky):
     pair, labels = few(case), labels_of(kind)
     with settings.solve_tolerance(1e-9), MAX_CHOLESKY(max_cholesky):
@@ -539,9 +545,7 @@ def test_a_likelihood_of_gpytorch():
         same(gaps.leave_out(pair.ours), brute_force(pair.dense, torch.arange(FEW)))
 
 
-@pytest.mark.parametrize("labels", [None, torch.arange(FEW) // 3], ids=["each", "groups"])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, training=[True, True, False, False], labels=[None, torch.arange(FEW) // 3])
 def test_the_model_is_left_as_it_was(case, training, labels):
     pair = few(case)
     model = pair.ours.train(training)

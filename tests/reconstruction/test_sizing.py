@@ -19,7 +19,7 @@ def test_bytes_of_a_smooth_kernel(count):
     found = run_ranks(count, WORK, "reconstruct", (40, 30), {"tolerance": 1e-2})[0]
     expected = plan((40, 30), found["ranks"], count)
     box = math.prod(found["ranks"])
-    assert not expected.in_parts
+    assert not expected.sharded
     assert expected.sent == 4 * box + 8
     sums = found["messages"]["sums of weights"]
     residuals = sums - found["iterations"]
@@ -29,10 +29,10 @@ def test_bytes_of_a_smooth_kernel(count):
 @pytest.mark.parametrize("count", [2, 4])
 def test_bytes_of_a_rough_kernel(count, monkeypatch):
     shape = (16, 12, 8)
-    monkeypatch.setattr("gpytorch_gaps.reconstruction.weights._FEW", 0)
+    monkeypatch.setattr("gpytorch_gaps.reconstruction.sharding._MAX_REPLICATED_WEIGHTS", 0)
     results = run_ranks(count, WORK, "reconstruct", shape, {"kind": "Matern", "tolerance": 1e-2})
     expected = plan(shape, results[0]["ranks"], count)
-    assert expected.in_parts
+    assert expected.sharded
     for found in results:
         # two transposes an iteration; others for residuals, which are in float64, the right-hand side and the result
         messages, iterations = found["messages"]["transposes"], found["iterations"]

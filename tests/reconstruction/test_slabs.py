@@ -1,7 +1,6 @@
 """Every form of the same values gives the same slabs, the same mean, and is left as it was; what is wrong is named."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps.reconstruction import slabs
 from gpytorch_gaps.reconstruction.slabs import Slabs
 from tests import _dense as dense
+from tests._covering import covering
 
 SHAPE = (7, 4, 5)
 NAN = float("nan")
@@ -122,7 +122,7 @@ def snapshot(values):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_values(monkeypatch, kind, dtype):
-    monkeypatch.setattr(slabs, "_NUMBERS", 40)  # two slices at a time
+    monkeypatch.setattr(slabs, "_READ_NUMBERS", 40)  # two slices at a time
     floating = dtype.startswith("float")
     plain = field(dtype) if floating else whole_numbers().astype(dtype)
     values = KINDS[kind](plain.copy())
@@ -210,7 +210,7 @@ def test_an_xarray():
 
 
 def test_only_the_slab_that_is_wanted_is_read(monkeypatch):
-    monkeypatch.setattr(slabs, "_NUMBERS", 60)
+    monkeypatch.setattr(slabs, "_READ_NUMBERS", 60)
     values = Sliced(field())
     iterator = iter(Slabs(values, None))
     assert values.asked == []
@@ -221,7 +221,7 @@ def test_only_the_slab_that_is_wanted_is_read(monkeypatch):
 
 
 def test_a_slice_larger_than_a_slab_is_still_read(monkeypatch):
-    monkeypatch.setattr(slabs, "_NUMBERS", 1)
+    monkeypatch.setattr(slabs, "_READ_NUMBERS", 1)
     together, starts = gathered(field())
     assert starts == list(range(7))
     np.testing.assert_array_equal(together.numpy(), field())
@@ -235,9 +235,11 @@ def test_an_object_without_a_dtype():
 # -- iterables -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [list, tuple, iter, lambda parts: (part for part in parts)])
-@pytest.mark.parametrize("cuts", [(), (1,), (1, 3, 6), (3, 3, 5), (1, 2, 3, 4, 5, 6)])
-@pytest.mark.parametrize("kind", ["array", "tensor", "big-endian", "Fortran order", "read-only", "masked array"])
+@covering(
+    kind=["array", "tensor", "big-endian", "Fortran order", "read-only", "masked array"],
+    cuts=[(), (1,), (1, 3, 6), (3, 3, 5), (1, 2, 3, 4, 5, 6)],
+    form=[list, tuple, iter, lambda parts: (part for part in parts)],
+)
 def test_uneven_slabs(kind, cuts, form):
     """Of any thickness, none included."""
     parts = [KINDS[kind](part.copy()) for part in np.split(field(), cuts)]
@@ -261,12 +263,12 @@ def test_slabs_of_different_kinds():
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(1, 200), st.booleans())
 def test_any_cut_gives_the_same(cuts, numbers, as_iterable):
     parts = np.split(field(), sorted(cuts))
-    before = slabs._NUMBERS
-    slabs._NUMBERS = numbers
+    before = slabs._READ_NUMBERS
+    slabs._READ_NUMBERS = numbers
     try:
         together, _ = gathered(parts, SHAPE) if as_iterable else gathered(field())
     finally:
-        slabs._NUMBERS = before
+        slabs._READ_NUMBERS = before
     np.testing.assert_array_equal(together.numpy(), field())
 
 
@@ -332,9 +334,7 @@ def test_what_is_wrong_is_named(case):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("cuts", [None, (1, 3)])
 def test_infinities_are_named_by_their_place_in_the_grid(monkeypatch, where, infinity, dtype, cuts):
-    monkeypatch.setattr(
-        sys.modules["gpytorch_gaps.reconstruction.reconstruct"], "_SLAB", 40
-    )  # so that a place in a slab is not one in the grid
+    monkeypatch.setattr(slabs, "_PROJECT_NUMBERS", 40)  # so that a place in a slab is not one in the grid
     values = field(dtype)
     values[where] = infinity
     given_values = values if cuts is None else np.split(values, cuts)

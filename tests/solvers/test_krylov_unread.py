@@ -13,6 +13,7 @@ from gpytorch_gaps.solvers.krylov import ITERATIONS_BETWEEN_READS, ConjugateGrad
 from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from gpytorch_gaps.solvers.solve import solve_with_lanczos
 from tests import _standin as standin
+from tests._covering import covering
 from tests._standin import count_transfers, to_host, to_standin
 from tests.upstream._helpers import normal, with_spectrum
 
@@ -46,10 +47,7 @@ def on_both(matrix, rhs, precondition=None, **options):
     return here, to_host(list(there)), counts.syncs
 
 
-@pytest.mark.parametrize("lanczos", [False, True], ids=["", "lanczos"])
-@pytest.mark.parametrize("preconditioned", [False, True], ids=["plain", "preconditioned"])
-@pytest.mark.parametrize("shape", [(1,), (4,), (2, 3)], ids=["one column", "four columns", "a batch"])
-@pytest.mark.parametrize("needed", SPECTRA)
+@covering(needed=SPECTRA, shape=[(1,), (4,), (2, 3)], preconditioned=[False, True], lanczos=[False, True])
 def test_one_wait_every_ten_iterations(needed, shape, preconditioned, lanczos):
     *batch, columns = shape
     matrix = with_spectrum(SPECTRA[needed])

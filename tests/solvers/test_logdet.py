@@ -13,6 +13,7 @@ from gpytorch_gaps.operators import FillGapsOperator
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.logdet.gaps import gap_side_logdet
 from tests import _dense as dense
+from tests._covering import covering
 from tests._dense import data_side_logdet
 
 EXACT = 1e-8
@@ -64,10 +65,9 @@ def shape_of(factors):
 # -- exact -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS.keys())
-@pytest.mark.parametrize("pattern", ["random", "block", "slice", "one gap", "none"])
-@pytest.mark.parametrize("noise", [1e-2, 10.0])
+@covering(factors=FACTORS, pattern=["random", "block", "slice", "one gap", "none"], noise=[1e-2, 10.0])
 def test_exact_from_the_gaps(factors, pattern, noise):
+    factors = FACTORS[factors]
     if pattern == "slice" and len(factors) == 1:
         pattern = "random"
     index = dense.observed(pattern, shape_of(factors), 0.3)

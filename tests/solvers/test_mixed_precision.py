@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
-from gpytorch_gaps.linalg.products import narrowed
+from gpytorch_gaps.linalg.products import cast_without_denormals
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.preconditioners import low_rank
@@ -21,6 +21,7 @@ from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
 from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from tests import _dense as dense
+from tests._covering import covering, in_turn
 from tests.workflow import _pairs
 
 SHAPE = (20, 18)
@@ -79,10 +80,9 @@ SOLVES = [
 ]
 
 
-@pytest.mark.parametrize("columns", [1, 3])
-@pytest.mark.parametrize("tolerance", [1e-6, 1e-8])
-@pytest.mark.parametrize(("make", "method", "rank"), SOLVES)
-def test_the_residual_is_that_asked_for(make, method, rank, tolerance, columns, precisions):
+@in_turn(solve=SOLVES, tolerance=[1e-6, 1e-8], columns=[1, 1, 3, 3])
+def test_the_residual_is_that_asked_for(solve, tolerance, columns, precisions):
+    make, method, rank = solve
     torch.manual_seed(0)
     operator, matrix = make()
     rhs = dense.randn(len(INDEX), columns)
@@ -193,12 +193,12 @@ def test_posterior_means_agree_with_dense_float64(make, method, tolerance):
     assert tolerance * reach < 1e-3 * float(exact.norm())  # the bound says something
 
 
-# -- narrowed ----------------------------------------------------------------------------------------------------------
+# -- cast_without_denormals ------------------------------------------------------------
 
 
 def test_narrowed_drops_what_is_nothing_in_float32_and_keeps_the_rest():
     matrix = torch.tensor([[2.0, 1e-11, -1e-11], [1.9e-12, -1.9e-12, 2.1e-12], [0.0, 1e-30, 1e-300]]).double()
-    result = narrowed(matrix, torch.float32)
+    result = cast_without_denormals(matrix, torch.float32)
     assert result.dtype == torch.float32
     expected = torch.tensor([[2.0, 1e-11, -1e-11], [0.0, 0.0, 2.1e-12], [0.0, 0.0, 0.0]])
     assert torch.equal(result, expected)
@@ -208,20 +208,20 @@ def test_narrowed_looks_at_each_matrix_of_a_batch():
     one = torch.tensor([[1.0, 1e-10], [1e-10, 1e-14]]).double()
     batch = torch.stack([one, 1e6 * one, torch.zeros_like(one)])
     expected = torch.tensor([[1.0, 1e-10], [1e-10, 0.0]])
-    assert torch.equal(narrowed(batch, torch.float32)[0], expected)
-    torch.testing.assert_close(narrowed(batch, torch.float32)[1], 1e6 * expected, rtol=1e-6, atol=0)
-    assert torch.equal(narrowed(batch, torch.float32)[2], torch.zeros(2, 2))
+    assert torch.equal(cast_without_denormals(batch, torch.float32)[0], expected)
+    torch.testing.assert_close(cast_without_denormals(batch, torch.float32)[1], 1e6 * expected, rtol=1e-6, atol=0)
+    assert torch.equal(cast_without_denormals(batch, torch.float32)[2], torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_narrowed_leaves_its_own_precision_untouched(dtype):
     matrix = torch.tensor([[1.0, 1e-30], [1e-30, 1e-35]], dtype=dtype)
-    assert narrowed(matrix, dtype) is matrix
-    assert torch.equal(narrowed(matrix, torch.float64), matrix.double())
+    assert cast_without_denormals(matrix, dtype) is matrix
+    assert torch.equal(cast_without_denormals(matrix, torch.float64), matrix.double())
 
 
 def test_narrowed_without_columns():
-    assert narrowed(torch.zeros(5, 0, dtype=torch.float64), torch.float32).shape == (5, 0)
+    assert cast_without_denormals(torch.zeros(5, 0, dtype=torch.float64), torch.float32).shape == (5, 0)
 
 
 def short(size, length=0.005):
@@ -317,10 +317,12 @@ def both_ways(monkeypatch, *arguments, **named):
     return found
 
 
-@pytest.mark.parametrize("mixed_precision", [False, True])
-@pytest.mark.parametrize("lanczos", [False, True])
-@pytest.mark.parametrize("rank", [0, 25])
-@pytest.mark.parametrize("shape", [(9, 8), (25, 24)])  # of fewer rows than in-place steps take, and of more
+@covering(
+    lanczos=[False, True],
+    rank=[0, 25],
+    shape=[(9, 8), (25, 24)],
+    mixed_precision=[False, True],
+)
 def test_column_by_column_is_all_at_once(shape, rank, lanczos, mixed_precision, monkeypatch):
     index = dense.observed("random", shape)
     own = [dense.se(shape[0], 0.2), dense.matern32(shape[1])]

@@ -14,6 +14,7 @@ from tests._dense import solve_system
 CPU = torch.device("cpu")
 
 
+@pytest.mark.usefixtures("measured_rates")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rates_are_measured_once(dtype, monkeypatch):
     first = rates.rates_of(CPU, dtype)

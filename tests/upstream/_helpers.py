@@ -27,7 +27,7 @@ def in_subprocess(code):
     """Standard output of a fresh interpreter that has not imported this package."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, timeout=600
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()

@@ -163,7 +163,7 @@ def test_subclass_from_add_survives_evaluation():
 
 
 def test_every_function_rebuilds_the_operator():
-    """Trap: Functions work on ``cls(*args, **kwargs)``, not on the operator. Answered by cheap constructors and Memo.
+    """Trap: Functions work on ``cls(*args, **kwargs)``, not on the operator. Answered by cheap constructors, a cache.
 
     Attributes set after construction are lost; a keyword that is no tensor rides along as the same object.
     """

@@ -1,4 +1,4 @@
-"""The memo: the same data is worked out once, other data never mistaken for it."""
+"""The cache: the same data is worked out once, other data never mistaken for it."""
 
 import copy
 import gc
@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from gpytorch_gaps.utils.cache import Memo
+from gpytorch_gaps.utils.cache import TensorCache
 
 
 class Counter:
@@ -22,20 +22,20 @@ class Counter:
 
 
 def test_the_same_tensors_hit():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a, b = torch.ones(3), torch.arange(4)
-    first = memo.get("name", (a, b), work)
-    assert memo.get("name", (a, b), work) is first
-    assert memo.get("name", [a, b], work) is first
+    first = cache.cached("name", (a, b), work)
+    assert cache.cached("name", (a, b), work) is first
+    assert cache.cached("name", [a, b], work) is first
     assert work.calls == 1
 
 
 def test_another_python_object_over_the_same_memory_hits():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.ones(3, requires_grad=True)
-    first = memo.get("name", (a,), work)
-    assert memo.get("name", (a.detach(),), work) is first
-    assert memo.get("name", (a.view(3),), work) is first
+    first = cache.cached("name", (a,), work)
+    assert cache.cached("name", (a.detach(),), work) is first
+    assert cache.cached("name", (a.view(3),), work) is first
 
 
 @pytest.mark.parametrize(
@@ -49,29 +49,29 @@ def test_another_python_object_over_the_same_memory_hits():
     ],
 )
 def test_a_change_in_place_misses(change):
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.ones(4)
-    memo.get("name", (a,), work)
+    cache.cached("name", (a,), work)
     change(a)
-    memo.get("name", (a,), work)
+    cache.cached("name", (a,), work)
     assert work.calls == 2
 
 
 def test_a_parameter_update_misses():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     parameter = torch.nn.Parameter(torch.ones(2))
-    memo.get("name", (parameter,), work)
+    cache.cached("name", (parameter,), work)
     with torch.no_grad():
         parameter.addcdiv_(torch.ones(2), torch.full((2,), 3.0), value=-0.1)  # as optimisers write
-    memo.get("name", (parameter,), work)
+    cache.cached("name", (parameter,), work)
     assert work.calls == 2
 
 
 def test_equal_numbers_in_other_storage_miss():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.ones(3)
-    memo.get("name", (a,), work)
-    memo.get("name", (a.clone(),), work)
+    cache.cached("name", (a,), work)
+    cache.cached("name", (a.clone(),), work)
     assert work.calls == 2
 
 
@@ -87,145 +87,145 @@ def test_equal_numbers_in_other_storage_miss():
     ],
 )
 def test_other_views_of_the_same_memory_miss(other):
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.arange(9, dtype=torch.float64).reshape(3, 3)
-    memo.get("name", (a,), work)
-    memo.get("name", (other(a),), work)
+    cache.cached("name", (a,), work)
+    cache.cached("name", (other(a),), work)
     assert work.calls == 2
 
 
 def test_names_and_order_are_part_of_the_key():
-    memo, work = Memo(8), Counter()
+    cache, work = TensorCache(8), Counter()
     a, b = torch.ones(3), torch.ones(3)
     values = {
-        memo.get("one", (a, b), work),
-        memo.get("two", (a, b), work),
-        memo.get(("one", 2), (a, b), work),
-        memo.get("one", (b, a), work),
-        memo.get("one", (a,), work),
+        cache.cached("one", (a, b), work),
+        cache.cached("two", (a, b), work),
+        cache.cached(("one", 2), (a, b), work),
+        cache.cached("one", (b, a), work),
+        cache.cached("one", (a,), work),
     }
     assert len(values) == work.calls == 5
 
 
 def test_an_entry_keeps_the_memory_of_its_tensors():
     """Freed memory is handed out again: without this, other data of the same shape would be taken for it."""
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     tensor = torch.full((1000,), 1.0)
-    memo.get("name", (tensor,), work)
+    cache.cached("name", (tensor,), work)
     address = tensor.data_ptr()
     del tensor
     gc.collect()
     others = [torch.full((1000,), 2.0) for _ in range(50)]
     assert all(other.data_ptr() != address for other in others)
     for other in others:
-        memo.get("name", (other,), work)
+        cache.cached("name", (other,), work)
     assert work.calls == 51
 
 
 def test_memory_is_let_go_with_the_entry():
     """Of two tensors, the evicted one's memory is free again."""
-    memo, work = Memo(1), Counter()
+    cache, work = TensorCache(1), Counter()
 
     def entries():
-        return [kept for _, tensors in memo._entries.values() for kept in tensors]
+        return [kept for _, tensors in cache._entries.values() for kept in tensors]
 
     a = torch.ones(3)
-    memo.get("name", (a,), work)
+    cache.cached("name", (a,), work)
     assert [kept.data_ptr() for kept in entries()] == [a.data_ptr()]
     b = torch.ones(3)
-    memo.get("name", (b,), work)
+    cache.cached("name", (b,), work)
     assert [kept.data_ptr() for kept in entries()] == [b.data_ptr()]
 
 
 def test_what_is_kept_holds_no_graph():
-    memo = Memo()
+    cache = TensorCache()
     leaf = torch.ones(3, requires_grad=True)
-    memo.get("name", (leaf * 2,), Counter())
-    assert not any(kept.requires_grad for _, tensors in memo._entries.values() for kept in tensors)
+    cache.cached("name", (leaf * 2,), Counter())
+    assert not any(kept.requires_grad for _, tensors in cache._entries.values() for kept in tensors)
 
 
 def test_the_least_recently_used_entry_goes_first():
-    memo, work = Memo(2), Counter()
+    cache, work = TensorCache(2), Counter()
     a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
-    memo.get("n", (a,), work)
-    memo.get("n", (b,), work)
-    memo.get("n", (a,), work)  # a is now the more recent one
-    memo.get("n", (c,), work)
+    cache.cached("n", (a,), work)
+    cache.cached("n", (b,), work)
+    cache.cached("n", (a,), work)  # a is now the more recent one
+    cache.cached("n", (c,), work)
     assert work.calls == 3
-    memo.get("n", (a,), work)
+    cache.cached("n", (a,), work)
     assert work.calls == 3
-    memo.get("n", (b,), work)
+    cache.cached("n", (b,), work)
     assert work.calls == 4
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_no_more_entries_than_its_size(size):
-    memo, work = Memo(size), Counter()
+    cache, work = TensorCache(size), Counter()
     tensors = [torch.ones(k + 1) for k in range(6)]
     for tensor in tensors:
-        memo.get("n", (tensor,), work)
-        assert len(memo._entries) <= size
+        cache.cached("n", (tensor,), work)
+        assert len(cache._entries) <= size
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_start_empty_and_keep_the_size(duplicate):
-    memo, work = Memo(2), Counter()
+    cache, work = TensorCache(2), Counter()
     a = torch.ones(3)
-    memo.get("n", (a,), work)
-    other = duplicate(memo)
-    assert isinstance(other, Memo)
-    other.get("n", (a,), work)
+    cache.cached("n", (a,), work)
+    other = duplicate(cache)
+    assert isinstance(other, TensorCache)
+    other.cached("n", (a,), work)
     assert work.calls == 2
     for size in (4, 5, 6):
-        other.get("n", (torch.ones(size),), work)
+        other.cached("n", (torch.ones(size),), work)
     assert len(other._entries) == 2
-    memo.get("n", (a,), work)  # the original keeps its own
+    cache.cached("n", (a,), work)  # the original keeps its own
     assert work.calls == 5
 
 
 def test_unpicklable_values_do_not_matter():
-    memo = Memo()
-    memo.get("n", (torch.ones(1),), lambda: lambda: None)
-    assert isinstance(pickle.loads(pickle.dumps(memo)), Memo)
+    cache = TensorCache()
+    cache.cached("n", (torch.ones(1),), lambda: lambda: None)
+    assert isinstance(pickle.loads(pickle.dumps(cache)), TensorCache)
 
 
 def test_inference_tensors_are_never_remembered():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     with torch.inference_mode():
         a = torch.ones(3)
-    memo.get("n", (a,), work)
-    memo.get("n", (a,), work)
+    cache.cached("n", (a,), work)
+    cache.cached("n", (a,), work)
     assert work.calls == 2
-    memo.get("n", (torch.ones(2), a), work)
+    cache.cached("n", (torch.ones(2), a), work)
     assert work.calls == 3
-    assert not memo._entries
+    assert not cache._entries
 
 
 def test_ordinary_tensors_are_remembered_in_inference_mode():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.ones(3)
     with torch.inference_mode():
-        memo.get("n", (a,), work)
-        memo.get("n", (a,), work)
+        cache.cached("n", (a,), work)
+        cache.cached("n", (a,), work)
     assert work.calls == 1
 
 
 def test_nothing_is_remembered_of_a_failure():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.ones(3)
 
     def fail():
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        memo.get("n", (a,), fail)
-    memo.get("n", (a,), work)
+        cache.cached("n", (a,), fail)
+    cache.cached("n", (a,), work)
     assert work.calls == 1
 
 
 def test_work_may_use_the_memo_itself():
-    memo, work = Memo(), Counter()
+    cache, work = TensorCache(), Counter()
     a = torch.ones(3)
-    outer = memo.get("outer", (a,), lambda: ("outer", memo.get("inner", (a,), work)))
+    outer = cache.cached("outer", (a,), lambda: ("outer", cache.cached("inner", (a,), work)))
     assert outer == ("outer", ("value", 1))
-    assert memo.get("inner", (a,), work) == ("value", 1)
+    assert cache.cached("inner", (a,), work) == ("value", 1)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpytorch_gaps.reconstruction.output import GrowingArray
-from gpytorch_gaps.utils.files import refuse_directory, save_whole, write_whole
+from gpytorch_gaps.reconstruction.output import ResumableNpy
+from gpytorch_gaps.utils.files import atomic_save, atomic_write, refuse_directory
 
 SHAPE = (6, 3, 2)
 
@@ -23,7 +23,7 @@ def names(folder):
 
 def grow(path, array, name="a", stop=None):
     """Appends two slices at a time up to `stop`, from wherever the file is; what it began from, and the file."""
-    file = GrowingArray(path, array.shape, str(array.dtype), name)
+    file = ResumableNpy(path, array.shape, str(array.dtype), name)
     begun = file.rows
     assert 0 <= begun <= len(array), "no such slice"
     while file.rows < (len(array) if stop is None else stop):
@@ -31,7 +31,7 @@ def grow(path, array, name="a", stop=None):
     return begun, file
 
 
-# -- write_whole -----------------------------------------------------------------------------------------------------
+# -- atomic_write -----------------------------------------------------------------------------------------------------
 
 
 def test_a_file_appears_with_all_of_its_content(tmp_path):
@@ -44,7 +44,7 @@ def test_a_file_appears_with_all_of_its_content(tmp_path):
         seen.append(path.exists())
         stream.write(b" second")
 
-    write_whole(path, write)
+    atomic_write(path, write)
     assert seen == [False]
     assert path.read_bytes() == b"first second"
     assert names(tmp_path) == ["file"]
@@ -62,14 +62,14 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, before, error):
         raise error
 
     with pytest.raises(type(error)):
-        write_whole(path, write)
+        atomic_write(path, write)
     assert (path.read_bytes() if path.exists() else None) == before
     assert names(tmp_path) == ([] if before is None else ["file"])
 
 
 def test_what_a_killed_write_left_does_not_matter(tmp_path):
     (tmp_path / "file.tmp").write_bytes(b"half of a longer content")
-    write_whole(tmp_path / "file", lambda stream: stream.write(b"whole"))
+    atomic_write(tmp_path / "file", lambda stream: stream.write(b"whole"))
     assert (tmp_path / "file").read_bytes() == b"whole"
     assert names(tmp_path) == ["file"]
 
@@ -77,7 +77,7 @@ def test_what_a_killed_write_left_does_not_matter(tmp_path):
 def test_tensors_are_read_back_by_the_safe_loader(tmp_path):
     path = tmp_path / "file.pt"
     saved = {"weights": torch.arange(3.0, dtype=torch.float64), "count": 3, "name": "a"}
-    save_whole(path, saved)
+    atomic_save(path, saved)
     loaded = torch.load(path, weights_only=True)
     assert torch.equal(loaded["weights"], saved["weights"])
     assert (loaded["count"], loaded["name"]) == (3, "a")
@@ -88,9 +88,9 @@ def test_directories_are_refused(tmp_path):
         refuse_directory("checkpoint", tmp_path)
     refuse_directory("checkpoint", tmp_path / "not there")
     with pytest.raises(ValueError, match="output: got the directory"):
-        GrowingArray(tmp_path, SHAPE, "float64", "a")
+        ResumableNpy(tmp_path, SHAPE, "float64", "a")
     with pytest.raises(ValueError, match=r"output: the directory of .* does not exist"):
-        GrowingArray(tmp_path / "nowhere" / "file.npy", SHAPE, "float64", "a")
+        ResumableNpy(tmp_path / "nowhere" / "file.npy", SHAPE, "float64", "a")
 
 
 # -- an array that grows ---------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_one_that_was_begun_over_is_not_taken_for_what_it_was(tmp_path):
     """
     path, array = tmp_path / "file.npy", content()
     grow(path, array, name="a", stop=4)
-    GrowingArray(path, SHAPE, "float64", "b")
+    ResumableNpy(path, SHAPE, "float64", "b")
     begun, file = grow(path, array, name="a")
     assert begun == 0, "slices count as written that B has overwritten"
     file.finish()
@@ -239,7 +239,7 @@ def test_a_record_left_by_a_kill_right_after_the_last_step(tmp_path):
 
 def test_slabs_of_another_precision_are_cast_and_of_another_shape_refused(tmp_path):
     path, array = tmp_path / "file.npy", content()
-    file = GrowingArray(path, SHAPE, "float32", "a")
+    file = ResumableNpy(path, SHAPE, "float32", "a")
     file.append(array[:5])
     with pytest.raises(ValueError, match=r"got a slab of shape .* at slice 5, expected slices of shape"):
         file.append(array[:2, :2])

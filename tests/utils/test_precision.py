@@ -16,6 +16,7 @@ from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from gpytorch_gaps.solvers.solve import solve_with_lanczos
 from gpytorch_gaps.utils.precision import full_float32, is_full
 from tests import _dense as dense
+from tests._covering import in_turn
 from tests._dense import solve_system
 from tests.workflow._pairs import CASES
 from tests.workflow.test_devices import predicted, trained
@@ -162,9 +163,7 @@ class Reduced(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("logdet", ["exact", "stochastic"])
-@pytest.mark.parametrize("max_cholesky", [800, 0])
-@pytest.mark.parametrize("case", CASES)
+@in_turn(case=CASES, max_cholesky=[800, 0], logdet=["exact", "exact", "stochastic", "stochastic"])
 def test_a_float32_model_makes_no_reduced_product(case, max_cholesky, logdet):
     """Training, its backward pass and predictions. The backward passes of upstream's kernels are torch's own."""
     torch.set_float32_matmul_precision("high")

@@ -173,7 +173,7 @@ def test_a_solve_that_fails_puts_the_number_back():
 
 
 def test_a_large_solve_keeps_its_threads(monkeypatch, seen):
-    monkeypatch.setattr(threads, "_WORTH_FLOPS", 1e4)  # as if this were large
+    monkeypatch.setattr(threads, "_MIN_FLOPS_FOR_THREADS", 1e4)  # as if this were large
     ours = model()
     with torch.no_grad():
         matrix = ours.likelihood(ours.train()(*ours.train_inputs)).lazy_covariance_matrix
@@ -183,7 +183,7 @@ def test_a_large_solve_keeps_its_threads(monkeypatch, seen):
 
 
 def test_a_large_factor_of_a_small_system_has_all_threads(monkeypatch, seen):
-    monkeypatch.setattr(threads, "_WORTH_FLOPS", 1e6)  # between a product and a factorisation
+    monkeypatch.setattr(threads, "_MIN_FLOPS_FOR_THREADS", 1e6)  # between a product and a factorisation
     index = torch.arange(0, 400, 2)
     system = GapSystem([torch.eye(20, dtype=torch.float64)] * 2, index, torch.ones(1, dtype=torch.float64))
     with threads_for(SMALL):

@@ -1,7 +1,7 @@
 """A whole model where its tensors live: a step of training with its backward pass, and predictions, as on the CPU.
 
-On CUDA where there is one, and on the stand-in device of ``tests/_standin.py``, which raises when devices are mixed and
-counts copies and waits.
+On the accelerator where there is one, and on the stand-in device of ``tests/_standin.py``, which raises when devices
+are mixed and counts copies and waits.
 """
 
 import copy
@@ -16,23 +16,12 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from tests import _dense as dense
 from tests import _standin as standin
+from tests._devices import CPU, on_standin
+from tests._devices import other_devices as devices
 from tests._standin import count_transfers
 from tests.workflow._pairs import CASES, Model
 
-CPU = torch.device("cpu")
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
-on_standin = pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAILABLE)
-
-
-def _devices():
-    if torch.cuda.is_available():
-        yield pytest.param(torch.device("cuda", torch.cuda.current_device()), id="cuda")
-    if torch.backends.mps.is_available():
-        yield pytest.param(torch.device("mps"), id="mps", marks=pytest.mark.skip(reason="MPS has no float64"))
-    yield pytest.param(standin.DEVICE, id="stand-in", marks=on_standin)
-
-
-devices = pytest.mark.parametrize("device", list(_devices()))
 cases = pytest.mark.parametrize("case", CASES)
 
 

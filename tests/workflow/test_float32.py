@@ -17,7 +17,7 @@ from gpytorch.kernels import (
 )
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.operators.wide_covariance import wide_covariance
+from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from tests.workflow._pairs import Model, gappy, with_length
 
 
@@ -230,7 +230,7 @@ def test_a_kernel_that_is_used_twice_stays_what_it_is():
     """Its parameters are replaced while it is evaluated, and put back once."""
     kernel = RBFKernel()
     parameter = kernel.raw_lengthscale
-    value = wide_covariance(kernel + kernel * ScaleKernel(kernel), torch.rand(5, 1), torch.rand(5, 1))
+    value = covariance_in_float64(kernel + kernel * ScaleKernel(kernel), torch.rand(5, 1), torch.rand(5, 1))
     assert value.dtype == torch.float64
     assert kernel.raw_lengthscale is parameter
     assert parameter.dtype == torch.float32

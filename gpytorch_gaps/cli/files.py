@@ -1,0 +1,98 @@
+"""The files of a command: what is read, as ``fill_gaps`` takes it, and where results go."""
+
+import argparse
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpytorch_gaps.filling import fill
+from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.formats import OpenedFile, check_output
+from gpytorch_gaps.utils.files import atomic_write, require_place
+
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, ArrayAdapter]]:
+    """The values for ``fill_gaps``, and an adapter for each variable by name; the name is empty if the file has none.
+
+    Values that are read in chunks, but are small, are loaded into memory.
+    """
+    values = opened.data
+    if hasattr(values, "data_vars"):
+        values = values.assign({name: _loaded_if_small(one) for name, one in values.data_vars.items()})
+        return values, {str(name): adapt(one) for name, one in values.data_vars.items()}
+    values = _loaded_if_small(values)
+    name = str(getattr(values, "name", None) or "") if hasattr(values, "dims") else ""
+    return values, {name: adapt(values, opened.axes)}
+
+
+def _loaded_if_small(values: Any) -> Any:
+    small = math.prod(values.shape) <= fill.MAX_CELLS_IN_MEMORY
+    return values.compute() if small and getattr(values, "chunks", None) is not None else values
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """`pictures` by variable. `every`: whether observed values are written too, because smoothing changes them."""
+
+    filled: Path
+    std: Path | None
+    pictures: dict[str, Path]
+    every: bool
+
+    def paths(self) -> list[Path]:
+        return [self.filled, *([] if self.std is None else [self.std]), *self.pictures.values()]
+
+
+def check_outputs(options: argparse.Namespace, opened: OpenedFile, variables: Iterable[str]) -> Outputs:
+    """The outputs asked for, after checking, before any work, that each can be written."""
+    outputs = Outputs(options.output, options.std, picture_paths(options.plot, list(variables)), options.smooth)
+    check_output(outputs.filled, opened, lossless=outputs.every)
+    if outputs.std is not None:
+        check_output(outputs.std, opened, lossless=True)
+    if outputs.pictures:
+        check_picture("--plot", options.plot)
+    _check_distinct(outputs, opened.path)
+    for path in outputs.paths():
+        if path.exists() and not options.force:
+            raise ValueError(f"{path}: exists; --force replaces it")
+    return outputs
+
+
+def _check_distinct(outputs: Outputs, source: Path) -> None:
+    """Only the filled file may replace the input; no other two may share a path."""
+    taken = [path.resolve() for path in outputs.paths()]
+    if len(set(taken)) < len(taken):
+        twice = next(path for path in taken if taken.count(path) > 1)
+        raise ValueError(f"{twice}: two results would be written there, expected a file for each")
+    if source.resolve() in taken[1:]:
+        raise ValueError(f"{source}: is the input, expected another file for the standard deviations or a picture")
+
+
+def picture_paths(path: Path | None, variables: list[str]) -> dict[str, Path]:
+    """One for each variable; if there are several, with the name of the variable before the suffix."""
+    if path is None:
+        return {}
+    if len(variables) == 1:
+        return {variables[0]: path}
+    return {name: path.with_name(f"{path.stem}_{name.replace('/', '_')}{path.suffix}") for name in variables}
+
+
+def check_picture(name: str, path: Path) -> None:
+    """Checks that a picture can be drawn and written there."""
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"{name}: got {path}, expected a name that ends in {', '.join(PICTURES)}")
+    require_place(name, path)
+    import gpytorch_gaps.plot  # noqa: F401  raises if matplotlib is missing
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Writes a matplotlib figure and closes it."""
+    from matplotlib import pyplot
+
+    kind = path.suffix.lower().removeprefix(".")
+    atomic_write(path, lambda stream: figure.savefig(stream, format=kind, dpi=120))
+    pyplot.close(figure)

@@ -1,0 +1,244 @@
+"""Adapters: arrays of several libraries as float64 with NaN at gaps, and results in the form of the input.
+
+    tensor   ndarray   masked array   pandas Series, DataFrame   xarray DataArray
+
+A result has the labels, names, attributes, dtype and device of the input. Observed values are returned bit for bit.
+Integers are rounded.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpytorch_gaps.filling.axes import Axis, describe_axes
+from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
+from gpytorch_gaps.utils.dtypes import to_dtype
+
+
+def adapt(values: Any, axes: Sequence[Any] | None = None) -> "ArrayAdapter":
+    """The adapter of `values`, with its own coordinates or with `axes`."""
+    if isinstance(values, torch.Tensor):
+        return TensorAdapter(values, axes)
+    if is_a(values, "xarray", "DataArray"):
+        return DataArrayAdapter(values, axes)
+    if is_a(values, "pandas", "DataFrame"):
+        return DataFrameAdapter(values, axes)
+    if is_a(values, "pandas", "Series"):
+        return SeriesAdapter(values, axes)
+    array = np.asanyarray(values)
+    if isinstance(values, Sequence) and array.dtype.kind == "O":
+        array = np.array(values, dtype=np.float64)  # None becomes NaN
+    return MaskedArrayAdapter(array, axes) if isinstance(array, np.ma.MaskedArray) else NumpyAdapter(array, axes)
+
+
+class ArrayAdapter(ABC):
+    """Reads one array and returns results in its form.
+
+    `given` is the input, `array` the same as something that is sliced like an ndarray, NaN or masked at gaps, and
+    `axes` describes its dimensions.
+    """
+
+    array: Any
+    axes: list[Axis]
+    chunked = False  # whether the array is read chunk by chunk (dask)
+
+    def __init__(self, given: Any, array: Any, axes: list[Axis]) -> None:
+        self.given, self.array, self.axes = given, array, axes
+        if np.dtype(getattr(array, "dtype", float)).kind not in "iufb":
+            raise ValueError(f"values: got {array.dtype}, expected real numbers, with NaN or a mask for gaps")
+        if not array.shape or 0 in array.shape:
+            raise ValueError(f"values: got shape {tuple(array.shape)}, expected one dimension or more, none of them 0")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.given.device if isinstance(self.given, torch.Tensor) else None
+
+    def read(self, positions: Sequence[np.ndarray]) -> np.ndarray:
+        """The values at a product of positions, one array of them per axis: float64, NaN at gaps.
+
+        Positions at equal steps are read as slices, as files and chunks are read fastest.
+        """
+        part: Any = self.array
+        for axis, at in enumerate(positions):
+            steps = np.unique(np.diff(at))
+            step = int(steps[0]) if len(steps) else 1
+            index: Any = slice(int(at[0]), int(at[-1]) + 1, step) if len(steps) <= 1 else at
+            part = part[(slice(None),) * axis + (index,)]
+        part = part if np.ma.isMaskedArray(part) else np.asarray(part)
+        numbers = np.ma.filled(part.astype(np.float64, order="C"), np.nan)
+        infinite = np.isinf(numbers)
+        if infinite.any():
+            first = np.unravel_index(int(infinite.argmax()), numbers.shape)
+            entry = tuple(int(p[i]) for p, i in zip(positions, first, strict=True))
+            raise ValueError(
+                f"values: entry {entry} is {numbers[first]}, expected finite values; infinite ones are no gaps: use NaN"
+            )
+        return numbers
+
+    def numbers(self) -> np.ndarray:
+        """A copy of all values: float64, NaN at gaps."""
+        return self.read([np.arange(size) for size in self.shape])
+
+    @abstractmethod
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
+        """A copy of the input with `values` in the `gaps` or, if `smooth`, everywhere."""
+
+    @abstractmethod
+    def wrap_like_input(self, values: np.ndarray) -> Any:
+        """`values`, floating-point numbers or flags, in the form of the input."""
+
+
+def write_gaps(held: np.ndarray, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ndarray:
+    """A copy of `held` with `values`, converted to its dtype, in the `gaps` or, if `smooth`, everywhere."""
+    result = np.array(np.ma.getdata(held), copy=True, order="K")
+    where = np.ones_like(gaps) if smooth else gaps
+    result[where] = _to_dtype(values[where], result.dtype)
+    return result
+
+
+def _to_dtype(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return values > 0.5 if dtype.kind == "b" else to_dtype(values, dtype)
+
+
+def _std_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of standard deviations: that of the values if it is a floating-point one."""
+    return dtype.newbyteorder("=") if dtype.kind == "f" else np.dtype(np.float64)
+
+
+class NumpyAdapter(ArrayAdapter):
+    def __init__(self, given: np.ndarray, axes: Sequence[Any] | None) -> None:
+        super().__init__(given, given, describe_axes(given.shape, axes))
+
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ndarray:
+        return write_gaps(np.asarray(self.given), values, gaps, smooth)
+
+    def wrap_like_input(self, values: np.ndarray) -> np.ndarray:
+        return values if values.dtype == bool else values.astype(_std_dtype(self.given.dtype))
+
+
+class MaskedArrayAdapter(NumpyAdapter):
+    """Masked entries and NaN are gaps; no entry of a result is masked."""
+
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ma.MaskedArray:
+        data = write_gaps(self.given, values, gaps, smooth)
+        return np.ma.MaskedArray(data, mask=False, fill_value=self.given.fill_value)
+
+    def wrap_like_input(self, values: np.ndarray) -> np.ndarray:
+        return np.ma.MaskedArray(super().wrap_like_input(values), mask=False)
+
+
+class TensorAdapter(ArrayAdapter):
+    def __init__(self, given: torch.Tensor, axes: Sequence[Any] | None) -> None:
+        host = given.detach().cpu()
+        array = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
+        super().__init__(given, array, describe_axes(array.shape, axes))
+
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> torch.Tensor:
+        result = torch.from_numpy(write_gaps(self.array, values, gaps, smooth))
+        return result.to(dtype=self.given.dtype, device=self.given.device)
+
+    def wrap_like_input(self, values: np.ndarray) -> torch.Tensor:
+        result = torch.from_numpy(np.array(values))
+        if result.dtype != torch.bool and self.given.is_floating_point():
+            result = result.to(self.given.dtype)
+        return result.to(self.given.device)
+
+
+class DataArrayAdapter(ArrayAdapter):
+    def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+        self.chunked = given.chunks is not None
+        names = [str(dim) for dim in given.dims]
+        known = [given.coords[dim] if dim in given.indexes else None for dim in given.dims]
+        own = [None if one is None else one.values for one in known] if axes is None else axes
+        attributes = [{} if one is None else one.attrs for one in known]
+        array = given.data if self.chunked else given.values
+        super().__init__(given, array, describe_axes(given.shape, own, names, attributes))
+
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
+        return self.given.copy(data=write_gaps(self.given.values, values, gaps, smooth))
+
+    def wrap_like_input(self, values: Any) -> Any:
+        flags = values.dtype == bool
+        result = self.given.copy(data=values if flags else values.astype(_std_dtype(self.given.dtype)))
+        named = str(result.attrs.pop("long_name", result.name or "values"))
+        kept = {} if flags else {key: result.attrs[key] for key in ("units",) if key in result.attrs}
+        result.attrs = {"long_name": f"gaps of {named}" if flags else f"standard deviation of {named}", **kept}
+        result.encoding = {}
+        return result
+
+
+# -- pandas ------------------------------------------------------------------------------------------------------------
+
+
+class DataFrameAdapter(ArrayAdapter):
+    """A wide DataFrame: rows along one axis, columns along another, or along one per level of their index.
+
+    Every column keeps its dtype.
+    """
+
+    def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+        for name, dtype in given.dtypes.items():
+            if getattr(dtype, "kind", "O") not in "iufb":
+                raise ValueError(
+                    f"values: column {name!r} holds {dtype}, expected real numbers; drop it, or make it the index"
+                )
+        rows, columns = IndexGrid(given.index, "rows"), IndexGrid(given.columns, "columns")
+        self._table, self._cells = (rows.size, columns.size), np.ix_(rows.cells, columns.cells)
+        array = np.full(self._table, np.nan)
+        array[self._cells] = given.to_numpy(dtype=np.float64, na_value=np.nan)
+        array = array.reshape(*rows.shape, *columns.shape)
+        own = [*rows.coordinates, *columns.coordinates] if axes is None else axes
+        super().__init__(given, array, describe_axes(array.shape, own, [*rows.names, *columns.names]))
+
+    def _as_table(self, values: np.ndarray) -> np.ndarray:
+        return values.reshape(self._table)[self._cells]
+
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
+        result, values, gaps = self.given.copy(), self._as_table(values), self._as_table(gaps)
+        for j in range(values.shape[1]):
+            if smooth or gaps[:, j].any():
+                result.isetitem(j, _write_series(result.iloc[:, j], values[:, j], gaps[:, j], smooth))
+        return result
+
+    def wrap_like_input(self, values: np.ndarray) -> Any:
+        import pandas
+
+        return pandas.DataFrame(self._as_table(values), index=self.given.index, columns=self.given.columns)
+
+
+class SeriesAdapter(ArrayAdapter):
+    """A Series along one axis, or along one per level of its index."""
+
+    def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+        if getattr(given.dtype, "kind", "O") not in "iufb":
+            raise ValueError(f"values: got a Series of {given.dtype}, expected real numbers")
+        rows = IndexGrid(given.index, "rows")
+        self._cells = rows.cells
+        array = np.full(rows.size, np.nan)
+        array[rows.cells] = given.to_numpy(dtype=np.float64, na_value=np.nan)
+        own = rows.coordinates if axes is None else axes
+        super().__init__(given, array.reshape(rows.shape), describe_axes(rows.shape, own, rows.names))
+
+    def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
+        return _write_series(self.given, values.flat[self._cells], gaps.flat[self._cells], smooth)
+
+    def wrap_like_input(self, values: np.ndarray) -> Any:
+        import pandas
+
+        return pandas.Series(values.flat[self._cells], index=self.given.index, name=self.given.name)
+
+
+def _write_series(column: Any, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
+    """A copy of a Series with `values` in its dtype, nullable integers included."""
+    result = column.copy()
+    where = np.ones_like(gaps) if smooth else gaps
+    dtype = np.dtype(getattr(column.dtype, "numpy_dtype", column.dtype))
+    result.iloc[np.flatnonzero(where)] = _to_dtype(values[where], dtype)
+    return result

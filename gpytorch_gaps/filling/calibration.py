@@ -1,0 +1,193 @@
+"""Held-out check: predicts withheld observations from the others, to estimate the error in the gaps.
+
+The model expects the errors e of withheld observations to have some covariance C, noise included. If it is right,
+
+    r = e'e / tr C
+
+is approximately a chi-square variable of ``v = (tr C)^2 / |C|_F^2`` degrees of freedom, divided by v (Satterthwaite
+1946). v is small if errors are correlated, as in one hole. The variances of the model should be multiplied by about
+
+    c^2 = (v r + v0) / (v + v0)
+
+where v0 is the weight of the model's own variances, or by r itself if r cannot be chance. The mean square error to
+expect in the gaps is c^2 times the mean of the model's variances there. That is the measured error if withheld cells
+are like the gaps and there are many of them, and the model's own estimate if not.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import bdtr, bdtrc, chdtr, chdtrc
+from torch import Tensor
+
+from gpytorch_gaps.filling.grid_values import Part, coordinates
+from gpytorch_gaps.filling.holdout import Withheld
+from gpytorch_gaps.filling.model import FillModel
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.predict import NORMAL_975, Prediction
+from gpytorch_gaps.posterior.scoring import Score, score_errors
+from gpytorch_gaps.reports import CalibrationWarning
+
+_COVERAGE_RANGE = (0.85, 0.99)  # of 95 % intervals, without a warning
+_MIN_CHANCE = 0.01  # probability below which a coverage outside of the range is not taken for chance
+_MODEL_WEIGHT = 15.0  # v0
+_REFUTED = 1e-3  # probability of errors so large, or so small, below which the model is not trusted
+_MAX_VARIANCE_SAMPLES = 24
+_FEW_DRAWS, _MANY_DRAWS = 8, 64  # of errors, for their degrees of freedom; many if there is a dense factor
+_MAX_GAPS = 500  # whose variance is computed if standard deviations are not
+_LIKE_THE_GAPS = 0.8  # withheld cells are like the gaps if their expected error is at least this share of that there
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Predictions of measurements: `mean` and `variance` (Q,), and draws of their errors (n, Q)."""
+
+    mean: Tensor
+    variance: Tensor
+    draws: Tensor
+
+    def first(self, count: int) -> "Predicted":
+        return Predicted(self.mean[:count], self.variance[:count], self.draws[:, :count])
+
+
+@dataclass(frozen=True)
+class Check:
+    """Scores of withheld observations, and what they imply for the gaps."""
+
+    score: Score
+    variance: float
+    """Mean square error that the model expected of them."""
+    gap_variance: float | None
+    """Mean square error that the model expects in the gaps, if it was computed."""
+    ratio: float
+    """Mean square error over `variance`."""
+    freedom: float
+    """Degrees of freedom of `ratio`."""
+    independent: float
+    """Effective number of independent observations for the coverage."""
+    stretch: float
+    """Factor on standard deviations with which 95 % intervals would cover 95 %."""
+
+    @property
+    def factor(self) -> float:
+        """Factor by which the variances of the model should be multiplied."""
+        squares = self.freedom * self.ratio
+        if min(chdtr(self.freedom, squares), chdtrc(self.freedom, squares)) < _REFUTED:
+            return self.ratio
+        return (squares + _MODEL_WEIGHT) / (self.freedom + _MODEL_WEIGHT)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the coverage is between 85 and 99 %, or outside by no more than chance."""
+        count = max(1, round(min(self.independent, self.score.count)))
+        inside = round(self.score.coverage * count)
+        if self.score.coverage < _COVERAGE_RANGE[0]:
+            return bool(bdtr(inside, count, self.score.level) >= _MIN_CHANCE)
+        may_be_chance = bdtrc(inside - 1, count, self.score.level) >= _MIN_CHANCE
+        return self.score.coverage <= _COVERAGE_RANGE[1] or bool(may_be_chance)
+
+
+def check_withheld(
+    model: FillModel,
+    part: Part,
+    withheld: Withheld,
+    options: Options,
+    some_gaps: np.ndarray | None = None,
+    mean: np.ndarray | None = None,
+) -> Check:
+    """Predicts the withheld observations of a part of a grid.
+
+    :param model: a model of the part without the hidden observations.
+    :param some_gaps: flags of gaps whose variance is computed as well.
+    :param mean: predictions of the withheld observations, if they come from elsewhere.
+    """
+    cells = [np.argwhere(flags) for flags in (withheld.scored, some_gaps) if flags is not None]
+    predicted = predict_measurements(model, coordinates(part.axes, np.concatenate(cells)), options)
+    count = len(cells[0])
+    in_gaps = float(predicted.variance[count:].mean()) if len(predicted.mean) > count else None
+    predicted = predicted.first(count)
+    if mean is not None:
+        predicted = replace(predicted, mean=torch.from_numpy(mean))
+    return judge(predicted, part.values[withheld.scored], in_gaps)
+
+
+def sample_gaps(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Flags of all gaps, or of a few hundred of them."""
+    cells = np.flatnonzero(np.isnan(values))
+    flags = np.zeros(values.size, dtype=bool)
+    flags[cells if len(cells) <= _MAX_GAPS else generator.choice(cells, _MAX_GAPS, replace=False)] = True
+    return flags.reshape(values.shape)
+
+
+def predict_measurements(model: FillModel, x: Tensor, options: Options) -> Predicted:
+    """Predictions of measurements, by the method that fills gaps."""
+    prediction = Prediction(model, x.to(model.train_targets.device), options, quick=True)
+    noise = model.likelihood.noise.detach()
+    variance = prediction.variance(_MAX_VARIANCE_SAMPLES) + noise
+    draws = prediction.draws(_MANY_DRAWS if prediction.is_factorized else _FEW_DRAWS)
+    draws = draws + noise.sqrt() * torch.randn_like(draws)
+    return Predicted(prediction.mean.cpu(), variance.cpu(), draws.cpu())
+
+
+def judge(predicted: Predicted, truth: np.ndarray, gap_variance: float | None = None) -> Check:
+    """Compares predictions of withheld observations with their values `truth` (Q,)."""
+    error = torch.from_numpy(truth) - predicted.mean
+    deviation = predicted.variance.sqrt()
+    expected = float(predicted.variance.mean())
+    return Check(
+        score=score_errors(error, deviation),
+        variance=expected,
+        gap_variance=gap_variance,
+        ratio=float(error.square().mean()) / expected,
+        freedom=_freedom(predicted.draws),
+        independent=_freedom(predicted.draws / deviation),
+        stretch=float((error / deviation).abs().quantile(0.95)) / NORMAL_975,
+    )
+
+
+def _freedom(draws: Tensor) -> float:
+    """``(tr C)^2 / |C|_F^2``, from independent draws: ``E d_i'd_i = tr C``, ``E (d_i'd_j)^2 = |C|_F^2``."""
+    draws = draws / draws.square().mean().sqrt()  # for any units
+    products = draws @ draws.mT
+    squares = products.diagonal()
+    crossed = (products.square().sum() - squares.square().sum()) / (len(draws) * (len(draws) - 1))
+    return max(1.0, float(squares.mean().square() / crossed))
+
+
+def _warn_if_miscalibrated(check: Check) -> None:
+    if check.is_calibrated:
+        return
+    score = check.score
+    narrow = score.coverage < score.level
+    warnings.warn(
+        f"{score.level:.0%} intervals cover {score.coverage:.0%} of {score.count:,} withheld observations: standard "
+        f"deviations are too {'small' if narrow else 'large'}. Multiplied by {check.stretch:.2g}, they would cover "
+        f"{score.level:.0%}. Try: your own kernels (kernels=), more steps, or coordinates instead of labels.",
+        CalibrationWarning,
+        stacklevel=4,
+    )
+
+
+def stated_error(check: Check | None, gap_variance: float | None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The entries of a report about errors; warns if standard deviations are too small or too large.
+
+    :param gap_variance: the mean square error that the model expects in the gaps.
+    """
+    found: dict[str, Any] = {"held_out": None if check is None else check.score, "notes": tuple(notes)}
+    if check is not None:
+        _warn_if_miscalibrated(check)
+    if gap_variance is not None:
+        found["expected_rmse"] = math.sqrt(gap_variance * (1.0 if check is None else check.factor))
+    if gap_variance is not None and check is not None:
+        found["like_the_gaps"] = check.variance >= _LIKE_THE_GAPS**2 * gap_variance
+        if not found["like_the_gaps"]:
+            found["notes"] += (
+                "no observations as far from data as the gaps could be withheld: the expected RMSE is the model's own, "
+                "corrected by its error at the withheld cells",
+            )
+    return found

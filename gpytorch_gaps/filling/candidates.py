@@ -1,0 +1,177 @@
+"""Candidate kernels, by the meaning of the axes.
+
+| axis | kernel |
+|---|---|
+| distances | Matern or squared exponential; with several columns, one length-scale per column |
+| distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
+| labels | a free covariance of low rank that starts from the empirical correlations |
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from gpytorch.kernels import IndexKernel, Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.priors import NormalPrior
+from torch import Tensor
+
+from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.learn import Candidate
+from gpytorch_gaps.filling.model import ProductTerm, positive
+
+_SMOOTH = math.inf  # the roughness of a squared exponential
+_NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squared exponential"}
+_LABEL_RANK = 5  # of free covariances
+_LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
+_MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTask:
+    """What the kernel of a grid has to model, and what it may be.
+
+    :param axes: the axes of the grid.
+    :param variance: the variance of the data.
+    :param periods: the periods of the cycles along each axis.
+    :param correlations: empirical correlations along axes of labels, None elsewhere.
+    :param given: the user's kernels, copies of which are part of every candidate, None where one is to be chosen.
+    :param limits: restrictions that keep a streamed solve in memory.
+    """
+
+    axes: Sequence[Axis]
+    variance: float
+    periods: Sequence[Sequence[float]]
+    correlations: Sequence[np.ndarray | None]
+    given: Sequence[Kernel | None]
+    limits: "KernelLimits"
+
+
+@dataclass(frozen=True)
+class KernelLimits:
+    """Restrictions of the kernel.
+
+    :param one_term: whether the kernel has to be a single product.
+    :param shortest_cells: the smallest length-scale, in cells. If it is not 0, kernels are smooth: a Matern kernel
+        needs all of its eigenvectors, however long its length-scale, so a bound would not save any.
+    """
+
+    one_term: bool = False
+    shortest_cells: float = 0.0
+
+
+def candidates(task: KernelTask) -> list[Candidate]:
+    """The kernels to compare: Matern of three roughnesses, squared exponentials, and sums of several scales."""
+    make = partial(_term, task)
+    given, variance, one_term = task.given, task.variance, task.limits.one_term
+    distances = [axis for axis, own in zip(task.axes, given, strict=True) if own is None and axis.kind != "label"]
+    if not distances:
+        name = "as given" if any(own is not None for own in given) else "free covariances of labels"
+        return [(name, lambda: [make(_SMOOTH, 0.2, variance)])]
+
+    def single(roughness: float) -> list[ProductTerm]:
+        return [make(roughness, 0.2, variance)]
+
+    singles: list[Candidate] = [(name, partial(single, roughness)) for roughness, name in _NAMES.items()]
+    if one_term and task.limits.shortest_cells > 0:
+        singles = singles[-1:]
+    longest = max(axis.size for axis in distances)
+    if one_term or longest < _MIN_SIZE_OF_SEVERAL_SCALES or all(own is not None for own in given):
+        return singles
+
+    def scales(count: int) -> list[ProductTerm]:
+        # length-scales from the spacing of the cells to the extent of the grid, evenly on a logarithmic scale
+        shares = [share / (count - 1) for share in range(count)]
+        weights = [0.5**number for number in range(count)][::-1]
+        return [make(_SMOOTH, share, variance * w / sum(weights)) for share, w in zip(shares, weights, strict=True)]
+
+    def near_and_far(near: int) -> list[ProductTerm]:
+        return [*(make(_SMOOTH, 0.4 * i, 0.3 * variance / near) for i in range(near)), make(0.5, 0.8, 0.7 * variance)]
+
+    return [
+        *singles,
+        ("squared exponential near, Matern-1/2 far", partial(near_and_far, 1)),
+        ("squared exponentials near, Matern-1/2 far", partial(near_and_far, 2)),
+        *((f"squared exponentials of {count} scales", partial(scales, count)) for count in (3, 4)),
+    ]
+
+
+def _term(task: KernelTask, roughness: float, share: float, scale: float) -> ProductTerm:
+    """A product of kernels.
+
+    :param share: where initial length-scales lie between the spacing of the cells (0) and the extent of the grid (1).
+    """
+    shortest = task.limits.shortest_cells
+    kernels: list[Kernel] = []
+    for axis, periods, correlation, own in zip(task.axes, task.periods, task.correlations, task.given, strict=True):
+        if own is not None:
+            kernels.append(_initialized(copy.deepcopy(own).double(), axis, share))
+        elif axis.kind == "label":
+            kernels.append(_free_covariance(axis.size, correlation))
+        else:
+            kernels.append(_distance_kernel(axis, roughness, share, shortest, periods if share >= 0.2 else ()))
+    return ProductTerm(kernels, scale)
+
+
+def _initialized(kernel: Kernel, axis: Axis, share: float) -> Kernel:
+    """The user's kernel; length-scales that were never set start between the spacing and the extent of the axis."""
+    for part in kernel.modules():
+        if isinstance(part, Kernel) and part.has_lengthscale and not bool(part.raw_lengthscale.any()):
+            part.lengthscale = _between(axis, share)
+    return kernel
+
+
+def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
+    """An initial length-scale between the spacing (share 0) and half of the extent (share 1) of the axis."""
+    near = max(1.5, 1.1 * shortest) * axis.spacing
+    return near ** (1 - share) * max(axis.extent / 2, near) ** share
+
+
+def _distance_kernel(axis: Axis, roughness: float, share: float, shortest: float, periods: Sequence[float]) -> Kernel:
+    kernel: Kernel = _stationary(axis, roughness, _between(axis, share, shortest), shortest * axis.spacing)
+    for period in periods:
+        shape = PeriodicKernel(period_length_constraint=positive(), lengthscale_constraint=positive())
+        shape.period_length, shape.lengthscale = period, 2.0
+        shape.raw_period_length.requires_grad_(False)  # known; as a function of it the likelihood has many maxima
+        slow = RBFKernel(lengthscale_constraint=positive())
+        slow.lengthscale = max(axis.extent, 5 * period)
+        repeated = ScaleKernel(ProductKernel(shape, slow), outputscale_constraint=positive())
+        kernel = kernel + repeated
+    return kernel.double()
+
+
+def _stationary(axis: Axis, roughness: float, start: float, least: float) -> Kernel:
+    columns = axis.points.shape[1] if axis.kind == "group" else 1
+    options = {
+        "ard_num_dims": columns if columns > 1 else None,
+        "lengthscale_constraint": positive(least),
+    }
+    kernel = RBFKernel(**options) if math.isinf(roughness) else MaternKernel(nu=roughness, **options)
+    if columns == 1:  # a prior of the logarithm: that of the length-scale itself would depend on its units
+        kernel.register_prior("lengthscale_prior", NormalPrior(math.log(start), _LOG_LENGTHSCALE_STD), _log_lengthscale)
+    ranges = np.ptp(axis.points, axis=0)
+    kernel.lengthscale = torch.tensor(
+        start * (np.where(ranges > 0, ranges, 1.0) / max(axis.extent, 1e-300)) if columns > 1 else [start]
+    )
+    return kernel.double()
+
+
+def _log_lengthscale(kernel: Kernel) -> Tensor:
+    return kernel.lengthscale.log()
+
+
+def _free_covariance(size: int, correlation: np.ndarray | None) -> Kernel:
+    """``B B' + diag(v)``, initialized with the leading eigenvectors of the correlations; v is the remainder."""
+    rank = min(size, _LABEL_RANK)
+    kernel = IndexKernel(num_tasks=size, rank=rank, var_constraint=positive()).double()
+    matrix = np.eye(size) if correlation is None else correlation
+    values, vectors = np.linalg.eigh(matrix)
+    root = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.0, None))
+    left = np.clip(np.diag(matrix) - (root**2).sum(1), 0.02, None)
+    with torch.no_grad():
+        kernel.covar_factor.copy_(torch.from_numpy(root))
+    kernel.var = torch.from_numpy(left)
+    return kernel

@@ -1,0 +1,153 @@
+"""Choice of the model: from values on axes to a mean function, a kernel and noise with their hyperparameters."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.estimates import find_cycles, fit_mean, label_correlations, sample_observations
+from gpytorch_gaps.filling.grid_values import GridValues, Part, coordinates
+from gpytorch_gaps.filling.learn import Learned, TrainingData, learn
+from gpytorch_gaps.filling.model import (
+    MANY_OBSERVATIONS,
+    NOISE_FLOOR,
+    NOISE_FLOOR_OF_MANY,
+    FillModel,
+    TrendMean,
+    make_model,
+)
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, Window, choose_windows, whole_window
+from gpytorch_gaps.grid.cartesian import CartesianGrid
+
+NUM_WINDOWS = 6
+
+_MIN_SEEN_SHARE = 0.3  # of the mean square of the residuals, that windows have to contain
+_OUTLIER_QUANTILE = 0.999
+_ROUNDING = 1e-13  # relative to the largest value
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenModel:
+    """Mean, kernel and noise with their hyperparameters, not yet conditioned on observations."""
+
+    learned: Learned
+    mean: TrendMean
+    notes: tuple[str, ...]
+
+    @property
+    def noise(self) -> float:
+        """The variance of the noise."""
+        return float(self.learned.likelihood.noise.detach())
+
+    def conditioned(self, part: Part, device: torch.device | None = None) -> FillModel:
+        """The model of all observations in a part of the grid."""
+        grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in part.axes])
+        y = torch.from_numpy(part.values).to(device).flatten()
+        index = (~y.isnan()).nonzero().squeeze(-1)
+        model = make_model(grid, index, y[index], self.learned.terms, self.learned.likelihood, self.mean)
+        return model.to(device)
+
+
+def choose_model(
+    source: GridValues,
+    part: Part,
+    options: Options,
+    generator: np.random.Generator,
+    limits: KernelLimits | None = None,
+) -> ChosenModel:
+    """Chooses mean, kernel and noise, and trains them on windows of the grid.
+
+    :param source: the grid and its values.
+    :param part: values from which cycles, the trend and correlations of labels are estimated: those of the whole grid
+        if it is in memory. Cycles, trends and correlations are not estimated from less.
+    :param limits: restrictions of the kernel.
+    :raises ValueError: if windows contain no observations.
+    """
+    limits, axes = limits or KernelLimits(), source.axes
+    whole = part.values.shape == source.shape
+    observed = ~np.isnan(part.values)
+    density = float(np.mean(observed))
+    few = whole and np.count_nonzero(observed) <= 1.2 * MAX_WINDOW_OBSERVATIONS
+    windows = [whole_window(part.values)] if few else choose_windows(source, NUM_WINDOWS, generator, density)
+    if sum(map(len, windows)) < 2:
+        raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
+    given, asked = options.kernels_of(axes), options.periods_of(axes)
+    found = find_cycles(part.values, axes) if whole else [[] for _ in axes]
+    periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
+    cells, values = sample_observations(part.values, generator)
+    if whole:
+        mean = fit_mean(axes, cells, values, trend=options.trend and not limits.one_term)
+    else:
+        seen_cells, seen = map(np.concatenate, zip(*map(_observations, windows), strict=True))
+        mean = fit_mean(axes, seen_cells, seen, trend=False)
+        cells, values = np.concatenate([cells + part.corner, seen_cells]), np.concatenate([values, seen])
+    squares = _robust_squares(_residuals(axes, mean, cells, values), _ROUNDING * float(np.abs(values).max()))
+    spread = float(squares.mean())
+    if not few and _mean_square(windows, axes, mean) < _MIN_SEEN_SHARE * spread:
+        through = cells[generator.choice(len(cells), NUM_WINDOWS, p=squares / squares.sum())]
+        windows = choose_windows(source, NUM_WINDOWS, generator, density, through)
+    variance = max(_mean_square(windows, axes, mean), spread) or 1.0
+    correlations = [
+        label_correlations(part.values, i) if axis.kind == "label" and whole and own is None else None
+        for i, (axis, own) in enumerate(zip(axes, given, strict=True))
+    ]
+    floor = NOISE_FLOOR if whole and np.count_nonzero(observed) <= MANY_OBSERVATIONS else NOISE_FLOOR_OF_MANY
+    listed = candidates(KernelTask(axes, variance, periods, correlations, given, limits))
+    data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape))
+    learned = learn(listed, data, options.steps, options.progress)
+    return ChosenModel(learned, mean, tuple(_notes(axes, periods, mean, given)))
+
+
+def _observations(window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """Positions on the grid (N, d) and values (N,)."""
+    positions = [p[c] for p, c in zip(window.positions, window.cells.numpy().T, strict=True)]
+    return np.stack(positions, axis=1), window.values.numpy()
+
+
+def _residuals(axes: Sequence[Axis], mean: TrendMean, cells: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return values - mean(coordinates(axes, cells)).numpy()
+
+
+def _mean_square(windows: Sequence[Window], axes: Sequence[Axis], mean: TrendMean) -> float:
+    """Mean square of the residuals: the variance of a trend itself would be far too large for noise and kernel."""
+    return float(np.mean(np.concatenate([_residuals(axes, mean, *_observations(w)) for w in windows]) ** 2))
+
+
+def _robust_squares(residuals: np.ndarray, rounding: float) -> np.ndarray:
+    """Squares about the median, the largest one in a thousand clipped, so that one bad value does not dominate.
+
+    They are not clipped if all others are equal up to `rounding`.
+    """
+    squares = (residuals - np.median(residuals)) ** 2
+    largest = float(np.quantile(squares, _OUTLIER_QUANTILE))
+    return np.minimum(squares, largest) if largest > rounding**2 else squares
+
+
+def _notes(
+    axes: Sequence[Axis], periods: Sequence[Sequence[float]], mean: TrendMean, given: Sequence[object]
+) -> list[str]:
+    notes = []
+    circle = next((axis.name for axis in axes if axis.kind == "circle"), None)
+    latitude = next((axis for axis in axes if axis.kind == "latitude"), None)
+    longitude = next((axis.name for axis in axes if axis.kind == "longitude"), circle)
+    if latitude is not None and longitude is not None:
+        degrees = np.abs(latitude.points)
+        widest, narrowest = (math.cos(math.radians(value)) for value in (degrees.min(), degrees.max()))
+        notes.append(
+            f"{latitude.name} and {longitude} are not treated as a sphere: a degree of longitude counts the same "
+            f"everywhere, though here it is {widest:.2f} to {narrowest:.2f} times one of latitude"
+        )
+    if circle is not None:
+        notes.append(f"{circle} closes to a circle")
+    for axis, cycles, own in zip(axes, periods, given, strict=True):
+        if cycles and own is None:
+            words = " and ".join(f"{period:.6g} {axis.unit}".strip() for period in cycles)
+            notes.append(f"{axis.name} has a cycle of {words}")
+    if bool((mean.slopes != 0).any()):
+        notes.append("a linear trend is taken off first")
+    return notes

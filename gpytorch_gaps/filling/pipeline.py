@@ -1,0 +1,117 @@
+"""The steps of a filling that are the same in memory and streamed."""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.calibration import Check, stated_error
+from gpytorch_gaps.filling.choose import ChosenModel
+from gpytorch_gaps.filling.grid_values import GridValues, choose_part
+from gpytorch_gaps.filling.holdout import Withheld, withhold
+from gpytorch_gaps.filling.model import FillModel
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.report import FillReport
+
+_AXIS_MATRICES = 3  # covariance matrices of the longest axis that are in memory at once
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The result of a filling: `mean`, `std` and `gaps` in the form of the input, and what the report says of it."""
+
+    mean: Any
+    std: Any
+    gaps: Any
+    num_gaps: int
+    model: FillModel | None = None
+    gap_variance: float | None = None
+    notes: tuple[str, ...] = ()
+    entries: dict[str, Any] = field(default_factory=dict)
+    """Further entries of the report."""
+
+
+class Filling(ABC):
+    """One filling: ``choose_model``, ``check_model``, ``predict`` and ``report``, in this order.
+
+    :param adapter: the array.
+    :param source: its values, as the model sees them.
+    :param options: the options of ``fill_gaps``.
+    :raises ValueError: if the covariance matrix of an axis would not fit in memory.
+    """
+
+    def __init__(self, adapter: ArrayAdapter, source: GridValues, options: Options) -> None:
+        self.adapter, self.source, self.options = adapter, source, options
+        self.generator = np.random.default_rng(options.seed)
+        self.stopwatch = Stopwatch()
+        for axis in source.axes:
+            needed = 8.0 * _AXIS_MATRICES * axis.size**2
+            if needed > options.memory:
+                raise ValueError(
+                    f"{axis.name}: got {axis.size:,} positions, whose covariance matrices take {needed / 2**30:.3g} "
+                    f"GiB, expected at most {options.memory / 2**30:.3g}: pass a larger memory, or fill it in parts"
+                )
+
+    def choose_model(self) -> ChosenModel:
+        """Chooses and trains a model, without the observations that will be predicted to check it."""
+        self.part = choose_part(self.source, self.generator)
+        self.withheld = withhold(self.part.values, self.generator) if self.options.check else None
+        seen = self.source if self.withheld is None else self.source.without(self.part, self.withheld.scored)
+        with self.stopwatch("training"):
+            return self._choose(seen)
+
+    def check_model(self, chosen: ChosenModel) -> Check | None:
+        """Predicts the withheld observations from the others; None if none are withheld."""
+        if self.withheld is None:
+            return None
+        with self.stopwatch("held-out check"):
+            return self._check(chosen, self.withheld)
+
+    def report(self, chosen: ChosenModel, check: Check | None, outcome: Outcome) -> FillReport:
+        gap_variance = outcome.gap_variance
+        if gap_variance is None and check is not None:
+            gap_variance = check.gap_variance
+        return FillReport(
+            shape=self.adapter.shape,
+            num_gaps=outcome.num_gaps,
+            axes=tuple(map(str, self.source.axes)),
+            kernel=chosen.learned.name,
+            noise_std=math.sqrt(chosen.noise),
+            **stated_error(check, gap_variance, (*chosen.notes, *outcome.notes)),
+            history=chosen.learned.history,
+            seconds=self.stopwatch.seconds,
+            **outcome.entries,
+        )
+
+    @abstractmethod
+    def _choose(self, seen: GridValues) -> ChosenModel:
+        """Chooses a model of these values."""
+
+    @abstractmethod
+    def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
+        """Predicts withheld observations of ``self.part``."""
+
+    @abstractmethod
+    def predict(self, chosen: ChosenModel) -> Outcome:
+        """Fills the gaps, given all observations."""
+
+
+class Stopwatch:
+    """Measures wall-clock seconds per phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started

@@ -1,0 +1,90 @@
+"""How a reconstruction went."""
+
+import math
+import warnings
+from dataclasses import dataclass, field
+
+from linear_operator.utils.warnings import NumericalWarning
+
+from gpytorch_gaps.distributed.communicator import Traffic
+from gpytorch_gaps.reports import SolveReport, report_solve
+from gpytorch_gaps.utils.progress import format_bytes
+
+_ADVICE = "more max_iterations, more memory for the dense block of the preconditioner, or more noise"
+
+
+@dataclass(frozen=True, eq=False)
+class ReconstructionReport(SolveReport):
+    """How a reconstruction went, as `Reconstruction.report`.
+
+    It has the fields of :class:`SolveReport`. `error_in_std` bounds the error of the mean at every point, in units of
+    the posterior standard deviation there. It includes what the solve has left, and what `kernel_error` and dropped
+    eigenvalues may add, which grows with `misfit`. `residual` is that of the system of the weights in float64,
+    ``|Phi'W'y - (s2 T^-1 + Phi'W'W Phi) w| / |Phi'W'y|``.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> from gpytorch.kernels import RBFKernel
+    >>> values = np.sin(np.linspace(0, 6, 40))[:, None] * np.ones(30)
+    >>> values[10:20, 5:15] = np.nan
+    >>> report = gaps.reconstruct(values, None, [RBFKernel(), RBFKernel()], noise=0.01, progress=False).report
+    >>> report.converged, report.num_train, report.error_in_std < 0.01
+    (True, 1100, True)
+    """
+
+    kernel_error: float = math.inf
+    """A bound on ``|K - Phi T Phi'| / s2``: what truncation, factorisation and rounding leave out of the kernel."""
+    misfit: float = math.nan
+    """Root mean square of ``y - f`` at the observations, in units of the noise standard deviation. It is at most about
+    1 if the noise is right."""
+    shape: tuple[int, ...] = ()
+    """Cells along each axis."""
+    num_train: int = 0
+    """Number of observed cells."""
+    ranks: tuple[int, ...] = ()
+    """Number of eigenvectors that are kept on each axis."""
+    basis_size: int = 0
+    """Number of products of eigenvectors that are kept."""
+    read_seconds: float = 0.0
+    setup_seconds: float = 0.0
+    """Seconds to decompose the kernels."""
+    num_processes: int = 1
+    traffic: Traffic = field(default_factory=Traffic)
+    """What this process sent, from the beginning to the end of the solve."""
+    bytes_per_iteration: float = 0.0
+    """Bytes that this process sent per iteration of the solve."""
+
+    def __repr__(self) -> str:
+        return f"<ReconstructionReport {self}>"
+
+    def __str__(self) -> str:
+        grid = " x ".join(map(str, self.shape))
+        shared = ""
+        if self.num_processes > 1:
+            sent = format_bytes(self.bytes_per_iteration)
+            shared = f"; {self.num_processes} processes, each of which sent {sent} per iteration ({self.traffic})"
+        return (
+            f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "
+            f"which leave out {self.kernel_error:.1e} of the noise; {super().__str__()}; reading took "
+            f"{self.read_seconds:.3g} s, the basis {self.setup_seconds:.3g} s{shared}"
+        )
+
+
+def announce(report: ReconstructionReport, kernel_part: float) -> None:
+    """Record the report, and warn of what was not reached.
+
+    :param kernel_part: the part of `error_in_std` that is due to the truncated and rounded kernel.
+    """
+    advice = _ADVICE
+    if kernel_part > 0.5 * report.error_in_std:
+        advice = (
+            f"a larger noise: float64 resolves the kernel to {report.kernel_error:.1e} of the noise variance, and the "
+            f"RMS residual of the data is {report.misfit:.1e} noise standard deviations"
+        )
+    report_solve(report, advice)
+    if report.kernel_error > 1.0:
+        warnings.warn(
+            f"the kernel is known only to {report.kernel_error:.1e} times the noise: float64 does not resolve "
+            "eigenvalues as small as the noise. Try: more noise, or a rougher kernel.",
+            NumericalWarning,
+            stacklevel=3,
+        )

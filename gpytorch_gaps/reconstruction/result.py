@@ -1,0 +1,153 @@
+"""The posterior mean of a large grid, evaluated in parts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from gpytorch.kernels import Kernel
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
+from gpytorch_gaps.linalg.products import kron_matmul
+from gpytorch_gaps.reconstruction.output import ResumableNpy
+from gpytorch_gaps.reconstruction.report import ReconstructionReport
+from gpytorch_gaps.reconstruction.sharding import ShardedWeights, Weights
+from gpytorch_gaps.utils.files import digest, refuse_directory
+from gpytorch_gaps.utils.progress import with_bar
+
+_SLAB_NUMBERS = 2**22  # numbers that are expanded at a time; four times as many are written at a time
+
+
+class Reconstruction:
+    """The posterior mean ``f = mean + Phi w`` of a grid, as :func:`reconstruct` returns it.
+
+    Attributes: `shape`; `dtype`, that of the values; `report`; `mean`; `weights`, a box with one axis for each axis of
+    the grid; and `rows`, the slices ``(start, stop)`` of the first axis that belong to this process.
+
+    If several processes have made it, each can evaluate any slice, unless the kernel does not truncate: the weights
+    are then divided among the processes, and each evaluates its own `rows` only.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> from gpytorch.kernels import RBFKernel
+    >>> values = np.full((40, 30), 2.0)
+    >>> values[10:20, 5:15] = np.nan
+    >>> result = gaps.reconstruct(values, None, [RBFKernel(), RBFKernel()], noise=0.01, mean=2.0, progress=False)
+    >>> result.slab(12, 14).shape, result.at([[12.5, 7.5]]).tolist()
+    (torch.Size([2, 30]), [2.0])
+    """
+
+    def __init__(
+        self,
+        grid: CartesianGrid,
+        kernels: Sequence[Kernel | Tensor],
+        layout: Weights,
+        weights: Tensor,
+        mean: float,
+        dtype: torch.dtype,
+        report: ReconstructionReport,
+    ) -> None:
+        self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
+        self.rows = (layout.own_rows.start, layout.own_rows.stop)
+        self._grid, self._kernels, self._basis, self._comm = grid, kernels, layout.basis, layout.comm
+        self._half: Tensor | None = None  # Phi_1 w at the own slices, if the weights are sharded
+        if isinstance(layout, ShardedWeights):
+            self._half = layout.expand_first(self._basis.vectors[0], weights).flatten(1)
+
+    def __repr__(self) -> str:
+        return f"<Reconstruction {self.report}>"
+
+    def slab(self, start: int, stop: int) -> Tensor:
+        """The mean at some slices of the first axis.
+
+        :param start: first slice.
+        :param stop: slice after the last one.
+        :return: shape (stop - start, m_2, .., m_d), in the precision of the values.
+        :raises ValueError: if there are no such slices, or another process holds them.
+        """
+        first, last = (0, self.shape[0]) if self._half is None else self.rows
+        if not first <= start <= stop <= last:
+            raise ValueError(f"slab: got {start} to {stop}, expected slices from {first} to {last}")
+        others = self._basis.vectors[1:]
+        result = torch.empty(stop - start, *self.shape[1:], dtype=self.dtype, device=self.weights.device)
+        step = max(1, _SLAB_NUMBERS // math.prod(self.shape[1:]))
+        for at in range(start, stop, step):
+            rows = slice(at, min(at + step, stop))
+            part = self._expand_first(rows).unsqueeze(-1)
+            part = kron_matmul(others, part) if others else part
+            result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + self.mean
+        return result
+
+    def _expand_first(self, rows: slice) -> Tensor:
+        """``Phi_1 w`` at some slices. shape: (k, r_2 .. r_d)"""
+        if self._half is not None:
+            return self._half[rows.start - self.rows[0] : rows.stop - self.rows[0]]
+        first = self._basis.vectors[0]
+        return first[rows] @ self.weights.reshape(first.size(-1), -1)
+
+    def at(self, points: ArrayLike | Tensor) -> Tensor:
+        """The mean at any points, on the grid or off it.
+
+        It is ``k(x, X) a`` in the basis: ``(x)_i [k_i(x_i, X_i) Phi_i] T^-1 w``. Between the points of the grid it is
+        as accurate as on them. Beyond the grid, directions that the noise hides limit it to the root of the tolerance.
+
+        :param points: coordinates, shape (Q, D), D the number of input columns of all axes.
+        :return: shape (Q,), in the precision of the values.
+        :raises ValueError: if an axis was given by a matrix instead of a kernel, if several processes divide the
+            weights among them, or if the points have the wrong shape or are not finite.
+        """
+        x = torch.as_tensor(points, dtype=torch.float64, device=self.weights.device)
+        if x.dim() != 2 or x.size(-1) != self._grid.num_columns:
+            raise ValueError(f"points: got shape {tuple(x.shape)}, expected (Q, {self._grid.num_columns})")
+        if not bool(x.isfinite().all()):
+            raise ValueError("points: got NaN or infinite coordinates, expected finite ones")
+        if self._half is not None:
+            raise ValueError(
+                "points: the weights are divided among several processes; expected a kernel that truncates, or slab()"
+            )
+        kernels = [kernel for kernel in self._kernels if not isinstance(kernel, Tensor)]
+        if len(kernels) < len(self._kernels):
+            raise ValueError("points: an axis was given by a matrix; expected kernels, to be evaluated off the grid")
+        products = self._basis.products
+        coefficients = torch.where(products > 0, self.weights / products, 0.0).view(-1, 1)
+        axes = list(zip(kernels, self._grid.columns, self._grid.axes, self._basis.vectors, strict=True))
+        parts = []
+        with torch.no_grad():
+            for some in x.split(max(1, _SLAB_NUMBERS // max(self.shape))):
+                tables = [kernel(some[:, own], axis).to_dense() @ vectors for kernel, own, axis, vectors in axes]
+                parts.append(khatri_rao_matmul(tables, coefficients).squeeze(-1) + self.mean)
+        return torch.cat(parts).to(self.dtype)
+
+    def write(self, path: str | Path) -> None:
+        """Write the mean as an ``.npy`` file, slab by slab.
+
+        The file appears once it is complete. Until then there is ``<path>.partial``, from which a later call for the
+        same reconstruction continues. If several processes made the reconstruction, all have to call, and each writes
+        its own slices.
+
+        :param path: the file, on a file system that all processes share.
+        :raises ValueError: if nothing can be written at `path`.
+        """
+        path = Path(path)
+        refuse_directory("path", path)
+        name = digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
+        kind = "float32" if self.dtype == torch.float32 else "float64"
+        (start, end), comm = self.rows, self._comm
+        file = ResumableNpy(path, tuple(self.shape), kind, name, slice(start, end), comm)
+        step = max(1, 4 * _SLAB_NUMBERS // math.prod(self.shape[1:]))
+
+        def pieces() -> Iterator[None]:
+            with with_bar(None, f"writing {path.name}", total=end - start, unit="slice") as bar:
+                bar.update(file.rows - start)
+                while file.rows < end:
+                    stop = min(file.rows + step, end)
+                    bar.update(stop - file.rows)
+                    file.append(self.slab(file.rows, stop).cpu().numpy())
+                    yield
+
+        with settings.progress(settings.progress.value() and comm.is_main):
+            comm.run_lockstep("writing its slices", pieces())
+        file.finish()
