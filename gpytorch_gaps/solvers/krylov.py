@@ -74,9 +74,8 @@ class ConjugateGradients:
         preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
         inner = self._dots(self.residual, preconditioned)
         if self._direction is None or self._inner is None:
-            # the residual changes in place: a preconditioner may have returned the very same numbers
-            own = preconditioned.data_ptr() != self.residual.data_ptr() and preconditioned.is_contiguous()
-            self._direction = preconditioned if own else preconditioned.clone(memory_format=torch.contiguous_format)
+            # a copy: the residual changes in place, and a preconditioner may return the very same numbers
+            self._direction = preconditioned.clone(memory_format=torch.contiguous_format)
         else:
             ratio = _safe_divide(inner, self._inner)
             self._direction.mul_(ratio).add_(preconditioned)

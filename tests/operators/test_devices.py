@@ -333,7 +333,7 @@ def test_exact_logdets_stay_on_their_device(kind, max_cholesky, device):
 @devices
 def test_exact_logdet_from_the_gaps(device, monkeypatch):
     """The smaller side, where the data side is not cheap."""
-    monkeypatch.setattr("gpytorch_gaps.solvers.planning.logdet._CHEAP_CHOLESKY", 0)
+    monkeypatch.setattr("gpytorch_gaps.solvers.planning.logdet._CHEAP_CHOLESKY_ROWS", 0)
     index, one = dense.observed("one gap", SHAPE), torch.ones((), dtype=torch.float64)
     factors, noise, inputs = dense.with_leaves(move(FACTORS, device), _noise("constant").to(device))
     with linear_operator.settings.max_cholesky_size(10), record_solves() as solves:
