@@ -16,7 +16,7 @@ from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreco
 from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.krylov import Columns
+from gpytorch_gaps.solvers.krylov import ConjugateGradients
 from tests import _dense as dense
 from tests import _standin as standin
 from tests._standin import count_transfers, to_host
@@ -59,7 +59,7 @@ def _rectangular(to, dtype):
 def _spectral(to, dtype):
     system = _system(to)
     rhs = to(dense.randn(len(INDEX), 1))
-    return SpectralGaps(system, rhs, Goal.of(system, rhs, 1e-2))._matmul, None
+    return SpectralGaps(system, rhs, Goal.of(system, rhs, 1e-2)).matmul, None
 
 
 def _gram(to, dtype):
@@ -88,7 +88,7 @@ def _step(to, dtype, preconditioned=False):
     solve = EigenPreconditioner(system.eigen(), system.train_index, system.noise, 20).solve
 
     def steps(x):
-        descent = Columns(system.matmul, solve if preconditioned else None, x.clone(), keep_lanczos=False)
+        descent = ConjugateGradients(system.matmul, x.clone(), precondition=solve if preconditioned else None)
         for _ in range(2):
             descent.step()
         return torch.cat([descent.solution, descent.residual])
@@ -103,7 +103,7 @@ PRODUCTS = {
     "GapSystem.matmul": lambda to, _: (_system(to).matmul, len(INDEX)),
     "GapSystem.gap_matmul": lambda to, _: (_system(to).gap_matmul, len(GAPS)),
     "KroneckerEigen.shifted_solve": _shifted_solve,
-    "Spectral._matmul": _spectral,
+    "SpectralGaps.matmul": _spectral,
     "EigenPreconditioner.solve": _eigen_preconditioner,
     "ShiftedEigenPreconditioner.solve": _shifted_preconditioner,
     "MaskedGrid.gram": _gram,

@@ -169,7 +169,7 @@ def test_the_next_posterior_is_not_told_to_the_last_record():
 
 @pytest.mark.parametrize("what", ["mean", "variance", "sample"])
 @pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels"])
-def test_backward_passes(case, what):
+def test_backward_passes_tell_both_records(case, what):
     """Run later, they tell the record of the forward pass, and one that is active by then."""
     model = CASES[case](small=True).ours.eval()
     x = CASES[case](small=True).test_x[:5]
@@ -201,10 +201,10 @@ def test_a_backward_pass_inside_the_block_is_told_once():
 
 def test_a_failure_ends_the_resumed_record():
     with gaps.record_solves() as then:
-        snapshot = settings.current()
+        config = settings.current()
 
     def broken():
-        with snapshot.restored():
+        with also_record_to(config.records):
             assert [record is then for record in _recorders] == [True]
             raise KeyError
 
@@ -261,29 +261,49 @@ def test_the_key_of_a_solve():
     assert settings.current().solution_key == plain
 
 
-def test_every_setting_is_restored():
-    """Each value to its own setting."""
+def test_every_setting_has_its_own_value_of_a_configuration():
+    """And a configuration does not change with the settings."""
     contexts = {
-        settings.gap_method: "fill",
-        settings.logdet_method: "stochastic",
-        settings.variance_method: "pathwise",
-        settings.variance_samples: 11,
-        settings.preconditioner_rank: 12,
-        settings.solve_tolerance: 1e-3,
-        settings.train_tolerance: 1e-4,
-        settings.max_iterations: 13,
-        settings.gap_penalty: 14.0,
-        settings.prediction_memory: 15,
+        "method": settings.gap_method("fill"),
+        "logdet_method": settings.logdet_method("stochastic"),
+        "variance_method": settings.variance_method("pathwise"),
+        "variance_samples": settings.variance_samples(11),
+        "rank": settings.preconditioner_rank(12),
+        "tolerance": settings.solve_tolerance(1e-3),
+        "train_tolerance": settings.train_tolerance(1e-4),
+        "mean_tolerance": settings.mean_tolerance(0.5),
+        "max_iterations": settings.max_iterations(13),
+        "penalty": settings.gap_penalty(14.0),
+        "memory": settings.prediction_memory(15),
+        "dense_size": settings.dense_size(16),
+        "mixed_precision": settings.mixed_precision(),
+        "num_probes": linear_operator.settings.num_trace_samples(17),
     }
-    with ExitStack() as stack:
-        for setting, value in contexts.items():
-            stack.enter_context(setting(value))
-        snapshot = settings.current()
     before = settings.current()
-    with snapshot.restored():
-        assert {setting: setting.value() for setting in contexts} == contexts
-        assert settings.current() == snapshot
-    assert settings.current() == before != snapshot
+    with ExitStack() as stack:
+        expected = {name: stack.enter_context(context) or type(context).value() for name, context in contexts.items()}
+        config = settings.current()
+    assert {name: getattr(config, name) for name in contexts} == expected
+    assert all(getattr(config, name) != getattr(before, name) for name in contexts)
+    assert settings.current() == before != config
+
+
+@pytest.mark.parametrize("late", [{"gap_method": "cholesky"}, {"solve_tolerance": 0.5}, {"max_iterations": 1}])
+def test_later_solves_follow_the_settings_of_the_prediction(late):
+    """Whatever the settings are when the variance is read."""
+    found = []
+    for changed in ({}, late):
+        model, grid = make()
+        with MAX_CHOLESKY(0), settings.gap_method("fill"), settings.solve_tolerance(1e-9), torch.no_grad():
+            posterior = model(grid.points())
+        with ExitStack() as stack, gaps.record_solves() as record, torch.no_grad():
+            for name, value in changed.items():
+                stack.enter_context(getattr(settings, name)(value))
+            found.append((posterior.mean, posterior.variance))
+        assert {(report.method, report.tolerance) for report in record} == {("fill", 1e-9)}
+        assert all(report.converged for report in record)
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
 
 
 # -- bars --------------------------------------------------------------------------------------------------------------
@@ -357,7 +377,7 @@ WITH_AN_ARGUMENT = ["samples", "groups left out", "observations left out", "leav
 
 
 @pytest.mark.parametrize("name", BARS)
-def test_bars_show(name, impatient, capsys):
+def test_bars_show_after_a_while(name, impatient, capsys):
     BARS[name]()
     captured = capsys.readouterr()
     assert f"{name}: " in captured.err

@@ -74,9 +74,8 @@ class ConjugateGradients:
         preconditioned = self.residual if self._precondition is None else self._precondition(self.residual)
         inner = self._dots(self.residual, preconditioned)
         if self._direction is None or self._inner is None:
-            # the residual changes in place: a preconditioner may have returned the very same numbers
-            own = preconditioned.data_ptr() != self.residual.data_ptr() and preconditioned.is_contiguous()
-            self._direction = preconditioned if own else preconditioned.clone(memory_format=torch.contiguous_format)
+            # a copy: the residual changes in place, and a preconditioner may return the very same numbers
+            self._direction = preconditioned.clone(memory_format=torch.contiguous_format)
         else:
             ratio = _safe_divide(inner, self._inner)
             self._direction.mul_(ratio).add_(preconditioned)
@@ -222,8 +221,8 @@ def _normalized(rhs: Tensor, waits: bool) -> tuple[Tensor, Tensor | None]:
 
 def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """The quotient, or zero where there is nothing to divide by."""
-    zero = denominator <= torch.finfo(denominator.dtype).tiny
-    return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
+    nothing = denominator <= torch.finfo(denominator.dtype).tiny
+    return (numerator / denominator).masked_fill_(nothing, 0.0)
 
 
 def _stacked(coefficients: Sequence[Tensor]) -> Tensor:

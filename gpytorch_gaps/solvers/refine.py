@@ -165,11 +165,11 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
         flops += current.form.flops + (0.0 if same else form.num_columns * system.product_flops)
         goal = goal.assessed(rhs, solution, left)
         before = math.inf if best is None else goal.worst(best.residual)
-        found = Refined(solution, left, goal, goal.worst(left))
+        found = Refined(solution, left, goal, current.worst if same and goal.prior is None else goal.worst(left))
         best = found if best is None or found.error < before else replace(best, goal=goal, error=before)
         gained = found.error <= 0.5 * before or math.isinf(before)
-        near = largest(system.column_norms(best.residual) / system.residual_unit(rhs)) < _WORTH_RESTART
-        if best.converged or not (gained and near) or iterations >= budget or not restarts_left:
+        over = best.converged or not gained or iterations >= budget or not restarts_left
+        if over or not largest(system.column_norms(best.residual) / system.residual_unit(rhs)) < _WORTH_RESTART:
             return replace(best, iterations=iterations, passes=passes, flops=flops)
         # what is left need not be solved for as well as the whole
         restarts_left, unit = restarts_left - 1, system.residual_unit(best.residual)
@@ -185,17 +185,19 @@ class _Iterate:
     value: Tensor
     residual: Tensor
     error: Tensor  # shape: (*batch, C)
+    worst: float  # of all columns
     passes: int = 0
 
     @classmethod
     def first(cls, form: Formulation, guess: Tensor | None) -> "_Iterate":
         value = form.start(guess)
         residual = form.residual(value)
-        return cls(form, value, residual, form.original_error(residual))
+        error = form.original_error(residual)
+        return cls(form, value, residual, error, largest(error))
 
     @property
     def met(self) -> bool:
-        return bool((self.error <= self.form.goal.tolerance).all())
+        return self.worst <= self.form.goal.tolerance
 
     def correct(self, dtype: torch.dtype, budget: int) -> tuple[int, bool]:
         """One correction: the iterations it took, and whether it halved the error of no column that needed it."""
@@ -209,4 +211,6 @@ class _Iterate:
         self.residual = torch.where(better.unsqueeze(-2), residual, self.residual)
         self.error = torch.where(better, error, self.error)
         self.passes += 1
-        return iterations, not bool(halved.any())
+        worst = self.error.nan_to_num(math.inf, math.inf).max()
+        self.worst, progress = torch.stack([worst, halved.any().to(worst)]).tolist()  # one read
+        return iterations, not progress

@@ -5,20 +5,21 @@ import warnings
 import linear_operator
 import pytest
 import torch
-from gpytorch_gaps.operators._solve import krylov_solve
 
 from gpytorch_gaps import NotConvergedWarning, record_solves, settings
 from gpytorch_gaps.linalg.products import cast_without_denormals
-from gpytorch_gaps.operators import SelectedKroneckerOperator, _solve
+from gpytorch_gaps.operators import SelectedKroneckerOperator
+from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.preconditioners import low_rank
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.solvers import amplified
-from gpytorch_gaps.solvers.formulations import ignore
+from gpytorch_gaps.solvers import refine, solve
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
+from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from tests import _dense as dense
 from tests._covering import covering, in_turn
 from tests.workflow import _pairs
@@ -38,14 +39,13 @@ def _iterative():
 def precisions(monkeypatch):
     """Of all that conjugate gradients were started on."""
     seen = []
-    for module in (ignore, amplified, _solve):
-        true = module.conjugate_gradients
+    true = refine.conjugate_gradients
 
-        def spy(matmul, rhs, *, _true=true, **arguments):
-            seen.append(rhs.dtype)
-            return _true(matmul, rhs, **arguments)
+    def spy(matmul, rhs, **arguments):
+        seen.append(rhs.dtype)
+        return true(matmul, rhs, **arguments)
 
-        monkeypatch.setattr(module, "conjugate_gradients", spy)
+    monkeypatch.setattr(refine, "conjugate_gradients", spy)
     return seen
 
 
@@ -243,7 +243,7 @@ def test_no_denormal_numbers_in_float32():
     preconditioner, rhs = system.preconditioner((40,)), dense.randn(len(index), 1)
     narrow = [
         *system.factors(torch.float32),
-        *term._narrow,
+        *term.factors(torch.float32),
         *system.eigen(torch.float32).vectors,
         *preconditioner._narrow[0],
         *SpectralGaps(system, rhs, Goal.of(system, rhs, 1e-6))._in(torch.float32)[0],
@@ -311,53 +311,50 @@ def test_a_preconditioner_of_nothing_but_noise_in_both_precisions(large, monkeyp
 
 def both_ways(monkeypatch, *arguments, **named):
     found = []
-    for large in (10**9, 1):
-        monkeypatch.setattr(_solve, "_LARGE", large)
-        found.append(krylov_solve(*arguments, **named))
+    for rows in (10**9, 1):
+        monkeypatch.setattr(solve, "_ONE_BY_ONE_ROWS", rows)
+        found.append(solve.solve_with_lanczos(*arguments, **named))
     return found
 
 
 @covering(
-    start=[(0, False), (0, True), (3, False)],
+    lanczos=[False, True],
     rank=[0, 25],
-    shape=[(9, 8), (25, 24)],  # fewer rows than in-place steps take, and more
-    inner=[torch.float64, torch.float32],
+    shape=[(9, 8), (25, 24)],
+    mixed_precision=[False, True],
 )
-def test_column_by_column_is_all_at_once(shape, rank, start, inner, monkeypatch):
-    probes, guessed = start
+def test_column_by_column_is_all_at_once(shape, rank, lanczos, mixed_precision, monkeypatch):
     index = dense.observed("random", shape)
     own = [dense.se(shape[0], 0.2), dense.matern32(shape[1])]
     system, matrix = GapSystem(own, index, constant(0.1)), dense.system(own, index, constant(0.1))
     rhs = dense.randn(len(index), 5)
     rhs[:, 4] *= 1e-3
-    precondition = system.preconditioner((rank,)).solve if rank else None
+    preconditioner = system.preconditioner((rank,)) if rank else None
     exact = torch.linalg.solve(matrix, rhs)
-    guess = exact + 1e-2 * dense.randn(len(index), 5, seed=1) if guessed else None
-    with settings.solve_tolerance(1e-10):
-        whole, single = both_ways(
-            monkeypatch, system.matmul, rhs, precondition, probes, torch.Size(), guess=guess, inner=inner
-        )
+    config = SolveConfig(tolerance=1e-10, mixed_precision=mixed_precision)
+    whole, single = both_ways(monkeypatch, system, rhs, preconditioner, config, lanczos=lanczos)
     for result in (whole, single):
-        assert result.converged
-        assert result.solution.shape == rhs.shape
-        assert result.residual.shape == (5,)
+        assert result.report.converged
+        assert result.solution.shape == result.residual.shape == rhs.shape
+        assert result.report.residual.shape == (5,)
         left = (rhs - matrix @ result.solution).norm(dim=0) / rhs.norm(dim=0)
-        torch.testing.assert_close(result.residual, left, rtol=1e-2, atol=1e-13)
+        torch.testing.assert_close(result.report.residual, left, rtol=1e-2, atol=1e-13)
+        torch.testing.assert_close(result.residual, rhs - matrix @ result.solution, rtol=1e-2, atol=1e-12)
         assert dense.relative(result.solution, exact) < 1e-8
-        assert (result.lanczos is None) == (probes == 0)
-    if probes:
+        assert (result.lanczos is None) == (not lanczos)
+    if lanczos:
         # z'log(P^-1/2 A P^-1/2)z of the whitened probe, written out
         half = dense.identity(len(index))
         if rank:
             values, vectors = torch.linalg.eigh(system.preconditioner((rank,)).matmul(half))
             half = vectors @ torch.diag(values.rsqrt()) @ vectors.mT
         values, vectors = torch.linalg.eigh(half @ matrix @ half)
-        white = half @ rhs[:, :probes]
+        white = half @ rhs
         weights = (vectors.mT @ white).square() / white.square().sum(0)
         expected = len(index) * (weights * values.log().unsqueeze(-1)).sum(0)
-        close = 1e-8 if inner == torch.float64 else 1e-4
+        close = 1e-4 if mixed_precision else 1e-8
         for result in (whole, single):
-            assert result.lanczos.shape[0] == probes
+            assert result.lanczos.shape[0] == 5
             found = log_quadrature(result.lanczos, len(index))
             assert float((found - expected).abs().max()) < close * len(index)
 
@@ -373,12 +370,12 @@ def test_each_column_stops_where_it_is_done(monkeypatch):
         products.append(x.size(-1))
         return matrix @ x
 
-    with settings.solve_tolerance(1e-8):
-        whole, single = both_ways(monkeypatch, matmul, rhs, None, 2, torch.Size())
+    system = MatrixSystem(matmul, 40, rhs.device)
+    whole, single = both_ways(monkeypatch, system, rhs, None, SolveConfig(tolerance=1e-8))
     assert set(products) == {1, 2}
     sizes = [int((torch.diagonal(t) != 1.0).sum()) for t in single.lanczos]
     assert sizes[0] == 1
-    assert sizes[1] == single.lanczos.size(-1) == single.iterations > 5
+    assert sizes[1] == single.lanczos.size(-1) == single.report.iterations > 5
     torch.testing.assert_close(single.lanczos[0, 0, 0], values[0])
     for result in (whole, single):
         expected = 40 * torch.stack([values[0].log(), ((vectors.mT @ rhs[:, 1]).square() * values.log()).sum()])
@@ -386,21 +383,23 @@ def test_each_column_stops_where_it_is_done(monkeypatch):
         torch.testing.assert_close(log_quadrature(result.lanczos, 40), expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("inner", [torch.float64, torch.float32])
-@pytest.mark.parametrize("large", [10**9, 1])
-def test_what_did_not_converge_still_warns(large, inner, monkeypatch):
-    monkeypatch.setattr(_solve, "_LARGE", large)
+@pytest.mark.parametrize("mixed_precision", [False, True])
+@pytest.mark.parametrize("rows", [10**9, 1])
+def test_what_did_not_converge_still_warns(rows, mixed_precision, monkeypatch):
+    monkeypatch.setattr(solve, "_ONE_BY_ONE_ROWS", rows)
     _, matrix = single()
     rhs = torch.cat([torch.zeros(len(INDEX), 1).double(), dense.randn(len(INDEX), 2)], -1)
-    with settings.max_iterations(3):
-        result = krylov_solve(lambda x: matrix.to(x.dtype) @ x, rhs, None, 0, torch.Size(), inner=inner)
-    assert not result.converged
-    assert result.iterations <= 3
+    product = lambda x: matrix.to(x.dtype) @ x  # noqa: E731
+    config = SolveConfig(max_iterations=3, mixed_precision=mixed_precision)
+    result = solve.solve_with_lanczos(MatrixSystem(product, len(INDEX), rhs.device), rhs, None, config)
+    assert not result.report.converged
+    assert result.report.iterations <= 3
     left = (rhs - matrix @ result.solution).norm(dim=0)
-    assert float(left[0]) == float(result.residual[0]) == 0.0
-    torch.testing.assert_close(result.residual[1:], left[1:] / rhs[:, 1:].norm(dim=0), rtol=1e-6, atol=0)
-    with pytest.warns(NotConvergedWarning, match="stopped after 3 iterations"):
-        result.as_upstream()
+    assert float(left[0]) == float(result.report.residual[0]) == 0.0
+    torch.testing.assert_close(result.report.residual[1:], left[1:] / rhs[:, 1:].norm(dim=0), rtol=1e-6, atol=0)
+    few = settings.max_iterations(3), settings.mixed_precision(mixed_precision)
+    with few[0], few[1], pytest.warns(NotConvergedWarning, match="stopped after 3 iterations"):
+        solve_matrix(product, rhs, None, 0, torch.Size())
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning import rates
-from gpytorch_gaps.solvers.planning.plans import plan
+from gpytorch_gaps.solvers.planning.plans import Task, plan
 from tests._dense import solve_system
 
 CPU = torch.device("cpu")
@@ -38,6 +39,11 @@ def system(noise: float, size: int = 60, theta: float = 0.3) -> tuple[GapSystem,
     return GapSystem([factor, factor], index, torch.tensor([noise], dtype=torch.float64)), rhs
 
 
+def with_rates(gaps: GapSystem, machine: rates.Rates) -> None:
+    """Has the system planned for another machine."""
+    assert gaps.cached("rates", lambda: machine) is machine
+
+
 def test_a_report_says_what_was_expected():
     gaps, rhs = system(1e-2)
     _, report = solve_system(gaps, rhs)
@@ -52,19 +58,19 @@ def test_a_report_says_what_was_expected():
 @pytest.mark.parametrize(("products", "memory"), [(1e7, 1e12), (1e14, 1e7)])
 def test_first_comes_what_should_take_least(products, memory, noise):
     gaps, _ = system(noise)
-    gaps.rates = rates.Rates(products, memory, 1e-9)
-    plans = list(plan(gaps, 1, 1e-6, 2000, 800))
+    with_rates(gaps, rates.Rates(products, memory, 1e-9))
+    plans = list(plan(gaps, Task(1, 1e-6), SolveConfig()))
     assert plans[0].seconds == min(plan.seconds for plan in plans)
     slower, _ = system(noise)
-    slower.rates = rates.Rates(products / 2, memory / 2, 2e-9)
-    (other, *_) = plan(slower, 1, 1e-6, 2000, 800)
+    with_rates(slower, rates.Rates(products / 2, memory / 2, 2e-9))
+    (other, *_) = plan(slower, Task(1, 1e-6), SolveConfig())
     assert (other.method, other.rank) == (plans[0].method, plans[0].rank)
     assert other.seconds == pytest.approx(2 * plans[0].seconds)
 
 
 def test_what_is_soon_done_is_not_planned_for(monkeypatch):
     gaps, rhs = system(1e-2)
-    gaps.rates = rates.Rates(1e12, 1e12, 1e-9)
+    with_rates(gaps, rates.Rates(1e12, 1e12, 1e-9))
     monkeypatch.setattr("gpytorch_gaps.solvers.planning.plans.best_rank", lambda *args: pytest.fail("planned further"))
     _, report = solve_system(gaps, rhs)
     assert report.method == "spectral"

@@ -1,4 +1,4 @@
-"""What one training step hands to the next, against dense float64: probes, the trail, and preconditioners on loan."""
+"""What one training step hands to the next, against dense float64: probes, the path, and reused preconditioners."""
 
 import math
 
@@ -40,10 +40,10 @@ def test_another_seed_is_another_draw_and_more_probes_begin_with_the_same():
     assert torch.equal(first, WarmStart(num_probes=6).probes(100, LIKE)[:, :3])
 
 
-# -- the trail ---------------------------------------------------------------------------------------------------------
+# -- the path ----------------------------------------------------------------------------------------------------------
 
 
-def a_trail(matrix, rhs, probes, start=0.0, error=0.0):
+def a_path(matrix, rhs, probes, start=0.0, error=0.0):
     solutions = torch.linalg.solve(matrix, torch.cat([rhs, probes], -1))
     zeros = torch.zeros_like(probes[0])
     return LogdetPath(cells_of(rhs), solutions, matrix @ probes, torch.tensor(start), torch.tensor(error), zeros)
@@ -56,15 +56,15 @@ def cells_of(rhs):
 
 def test_value_and_standard_error():
     followed = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    trail = LogdetPath(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
-    assert float(trail.value) == pytest.approx(13.0)
+    path = LogdetPath(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), followed)
+    assert float(path.value) == pytest.approx(13.0)
     # mean 3; squares of the deviations 4 + 1 + 9, over n - 1, over n
-    assert float(trail.standard_error) == pytest.approx(math.hypot(3.0, math.sqrt(14.0 / 2.0 / 3.0)))
+    assert float(path.standard_error) == pytest.approx(math.hypot(3.0, math.sqrt(14.0 / 2.0 / 3.0)))
 
 
 def test_one_probe_knows_no_spread_and_states_the_whole_change():
-    trail = LogdetPath(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
-    assert float(trail.standard_error) == pytest.approx(5.0)
+    path = LogdetPath(LIKE, LIKE, LIKE, torch.tensor(10.0), torch.tensor(3.0), torch.tensor([-4.0]))
+    assert float(path.standard_error) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
@@ -74,18 +74,18 @@ def test_a_step_is_the_trapezoidal_rule(columns):
     after = before + 0.02 * dense.random_psd(rows, seed=1)
     rhs, probes = dense.randn(rows, columns), memory.probes(rows, LIKE)
     assert memory.advance(cells_of(rhs), torch.zeros(rows, columns + 3), probes) is None  # nothing to follow yet
-    memory.keep(a_trail(before, rhs, probes, start=7.0, error=0.25))
-    new = a_trail(after, rhs, probes)
-    trail = memory.advance(cells_of(rhs), new.solutions, new.images)
+    memory.keep(a_path(before, rhs, probes, start=7.0, error=0.25))
+    new = a_path(after, rhs, probes)
+    path = memory.advance(cells_of(rhs), new.solutions, new.images)
     first, second = torch.linalg.inv(before), torch.linalg.inv(after)
     expected = 0.5 * (probes.mT @ (first @ after - second @ before) @ probes).diagonal()
-    torch.testing.assert_close(trail.followed, expected, rtol=1e-10, atol=1e-10)
-    assert float(trail.value) == pytest.approx(7.0 + float(expected.mean()), rel=1e-12)
-    assert float(trail.start_error) == 0.25
-    assert trail.solutions is new.solutions
-    memory.keep(trail)
+    torch.testing.assert_close(path.followed, expected, rtol=1e-10, atol=1e-10)
+    assert float(path.value) == pytest.approx(7.0 + float(expected.mean()), rel=1e-12)
+    assert float(path.start_error) == 0.25
+    assert path.solutions is new.solutions
+    memory.keep(path)
     # back again: the rule is odd
-    old = a_trail(before, rhs, probes)
+    old = a_path(before, rhs, probes)
     assert float(memory.advance(cells_of(rhs), old.solutions, old.images).value) == pytest.approx(7.0, rel=1e-12)
 
 
@@ -93,20 +93,20 @@ def test_a_step_is_the_trapezoidal_rule(columns):
 def test_a_multiple_is_followed_by_its_hyperbolic_sine(log_change):
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    memory.keep(a_trail(matrix, rhs, probes))
-    new = a_trail(math.exp(log_change) * matrix, rhs, probes)
-    trail = memory.advance(cells_of(rhs), new.solutions, new.images)
-    torch.testing.assert_close(trail.followed, torch.full_like(trail.followed, rows * math.sinh(log_change)))
-    assert abs(float(trail.value) / (rows * log_change) - 1.0) < 1.01 * LONGEST_STEP**2 / 6.0
+    memory.keep(a_path(matrix, rhs, probes))
+    new = a_path(math.exp(log_change) * matrix, rhs, probes)
+    path = memory.advance(cells_of(rhs), new.solutions, new.images)
+    torch.testing.assert_close(path.followed, torch.full_like(path.followed, rows * math.sinh(log_change)))
+    assert abs(float(path.value) / (rows * log_change) - 1.0) < 1.01 * LONGEST_STEP**2 / 6.0
 
 
 def test_loose_solves_let_the_value_drift_no_further_than_their_share_of_the_step():
     rows, loose, memory = 60, 0.1, WarmStart(num_probes=3)
     matrix, rhs, probes = dense.random_psd(rows, floor=0.5), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    exact = [a_trail(math.exp(0.01 * step) * matrix, rhs, probes) for step in range(6)]
-    for step, trail in enumerate(exact):
-        trail.solutions = trail.solutions * (1.0 + loose * (-1) ** step)  # as far off as a residual of a tenth
-        memory.keep(trail if step == 0 else memory.advance(cells_of(rhs), trail.solutions, trail.images))
+    exact = [a_path(math.exp(0.01 * step) * matrix, rhs, probes) for step in range(6)]
+    for step, path in enumerate(exact):
+        path.solutions = path.solutions * (1.0 + loose * (-1) ** step)  # as far off as a residual of a tenth
+        memory.keep(path if step == 0 else memory.advance(cells_of(rhs), path.solutions, path.images))
     found = float(memory._paths[rows].value)
     assert abs(found - 0.05 * rows) < loose * 0.05 * rows
 
@@ -115,16 +115,16 @@ def test_loose_solves_let_the_value_drift_no_further_than_their_share_of_the_ste
 def test_a_step_too_long_is_not_followed(log_change):
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    memory.keep(a_trail(matrix, rhs, probes))
-    new = a_trail(math.exp(log_change) * matrix, rhs, probes)
+    memory.keep(a_path(matrix, rhs, probes))
+    new = a_path(math.exp(log_change) * matrix, rhs, probes)
     assert memory.advance(cells_of(rhs), new.solutions, new.images) is None
 
 
 def test_a_step_that_is_not_a_number_is_not_followed():
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    memory.keep(a_trail(matrix, rhs, probes))
-    new = a_trail(matrix, rhs, probes)
+    memory.keep(a_path(matrix, rhs, probes))
+    new = a_path(matrix, rhs, probes)
     assert memory.advance(cells_of(rhs), new.solutions, new.images) is not None
     assert memory.advance(cells_of(rhs), new.solutions, torch.full_like(new.images, torch.nan)) is None
 
@@ -134,10 +134,10 @@ def test_guesses_are_of_the_same_shape_and_precision():
     rhs, probes = dense.randn(rows, 1), memory.probes(rows, LIKE)
     cells = cells_of(rhs)
     assert memory.guess(cells, rhs) is None
-    trail = a_trail(dense.random_psd(rows), rhs, probes)
-    memory.keep(trail)
-    assert memory.guess(cells, rhs) is trail.solutions  # equal cells, in a tensor of their own
-    assert memory.guess(trail.cells, rhs) is trail.solutions
+    path = a_path(dense.random_psd(rows), rhs, probes)
+    memory.keep(path)
+    assert memory.guess(cells, rhs) is path.solutions  # equal cells, in a tensor of their own
+    assert memory.guess(path.cells, rhs) is path.solutions
     assert memory.guess(cells, rhs.float()) is None
     assert memory.guess(cells, dense.randn(rows, 2)) is None
     more = dense.randn(rows + 1, 1)
@@ -145,29 +145,29 @@ def test_guesses_are_of_the_same_shape_and_precision():
 
 
 @pytest.mark.parametrize("which", [0, 29])
-def test_other_cells_have_neither_a_guess_nor_a_trail(which):
+def test_other_cells_have_neither_a_guess_nor_a_path(which):
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    trail = a_trail(matrix, rhs, probes)
-    memory.keep(trail)
+    path = a_path(matrix, rhs, probes)
+    memory.keep(path)
     elsewhere = cells_of(rhs)
     elsewhere[which] += 1
     assert memory.guess(elsewhere, rhs) is None
-    assert memory.advance(elsewhere, trail.solutions, trail.images) is None
-    assert memory.guess(cells_of(rhs), rhs) is trail.solutions
-    assert memory.advance(cells_of(rhs), trail.solutions, trail.images).cells.tolist() == cells_of(rhs).tolist()
+    assert memory.advance(elsewhere, path.solutions, path.images) is None
+    assert memory.guess(cells_of(rhs), rhs) is path.solutions
+    assert memory.advance(cells_of(rhs), path.solutions, path.images).cells.tolist() == cells_of(rhs).tolist()
 
 
 def test_forget_starts_anew():
     memory, system = WarmStart(num_probes=2), a_system()
     rhs, probes = dense.randn(system.num_train, 1), memory.probes(system.num_train, LIKE)
-    memory.keep(a_trail(system.dense(), rhs, probes))
-    with memory.lending(system, KEY):
+    memory.keep(a_path(system.dense(), rhs, probes))
+    with memory.reuse_preconditioner(system, KEY):
         solve(system, rhs)
     memory.forget()
     assert memory.guess(cells_of(rhs), rhs) is None
     assert memory.advance(cells_of(rhs), torch.zeros(system.num_train, 3), probes) is None
-    assert lent_to(memory, a_system()) is None
+    assert reused_by(memory, a_system()) is None
 
 
 # -- tolerance ---------------------------------------------------------------------------------------------------------
@@ -185,24 +185,20 @@ def test_a_step_aims_at_a_share_of_what_it_begins_with(tolerance, loosest):
         0.99 * tolerance / REDUCTION: tolerance,
         0.0: tolerance,
     }
-    with settings.warm_start(memory), settings.solve_tolerance(1e-7), settings.train_tolerance(1e-5):
-        before = settings.current().train_tolerance
-        assert memory.tolerance_now is None
-        assert before == 1e-5
-        for start, expected in cases.items():
-            with memory.aiming(tolerance, start):
-                assert memory.tolerance_now == pytest.approx(expected)
-                assert settings.current().train_tolerance == pytest.approx(expected)
-                assert settings.current().tolerance == 1e-7
-            assert memory.tolerance_now is None
-            assert settings.current().train_tolerance == before
-        with memory.aiming(tolerance):  # of nothing: as far as a solve goes
-            assert settings.current().train_tolerance == pytest.approx(tolerance)
-        with memory.settling(), memory.aiming(tolerance, 5.0):  # whether they move or not
-            assert settings.current().train_tolerance == pytest.approx(tolerance)
-        with pytest.raises(KeyboardInterrupt), memory.aiming(tolerance, 5.0):
+    for start, expected in cases.items():
+        assert memory.tolerance_for(tolerance, start) == pytest.approx(expected)
+    assert memory.tolerance_for(tolerance) == tolerance  # from zero: as far as a solve goes
+    with memory.settling():  # whether they move or not
+        assert memory.tolerance_for(tolerance, 5.0) == tolerance
+    assert memory.tolerance_for(tolerance, 5.0) == loosest
+
+    def interrupted():
+        with memory.settling():
             raise KeyboardInterrupt
-        assert settings.current().train_tolerance == before
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert memory.tolerance_for(tolerance, 5.0) == loosest
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-3, 0.3])
@@ -223,11 +219,11 @@ def test_solves_that_leave_the_unbiased_residual_move_no_score_by_a_tenth_of_its
         assert to_probes * probe.norm() * sensitivity.norm() < 1.2 * BIAS * deviation
 
 
-# -- preconditioners on loan -------------------------------------------------------------------------------------------
+# -- reused preconditioners --------------------------------------------------------------------------------------------
 
 SHAPE = (9, 8)
 RANK = 12
-KEY = ("ignore", RANK)  # the settings in force
+KEY = ("ignore", RANK)  # the current settings
 
 
 def factors(scale=1.0, theta=0.3):
@@ -246,9 +242,9 @@ def solve(system, rhs, rank=RANK, **arguments):
     return solution, report
 
 
-def lent_to(memory, system, key=KEY):
-    with memory.lending(system, key):
-        return system.loan
+def reused_by(memory, system, key=KEY):
+    with memory.reuse_preconditioner(system, key):
+        return system.reused_preconditioner
 
 
 @pytest.mark.parametrize(
@@ -268,90 +264,90 @@ def lent_to(memory, system, key=KEY):
 def test_a_preconditioner_is_reused_nearby_and_set_up_anew_beyond(other, serves):
     memory, first, second = WarmStart(), a_system(), a_system(**other)
     rhs = dense.randn(first.num_train, 1)
-    with memory.lending(first, KEY):
-        assert first.loan is None
+    with memory.reuse_preconditioner(first, KEY):
+        assert first.reused_preconditioner is None
         solve(first, rhs)
-    assert first.loan is None
+    assert first.reused_preconditioner is None
     own = first.last_preconditioner
-    with memory.lending(second, KEY):
+    with memory.reuse_preconditioner(second, KEY):
         if serves:
-            assert second.loan.left_over == math.inf
+            assert second.reused_preconditioner.left_over == math.inf
             assert own.left_over < math.inf  # what the system has itself is left as it was
-            torch.testing.assert_close(second.loan.solve(rhs), own.solve(rhs), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(second.reused_preconditioner.solve(rhs), own.solve(rhs), rtol=1e-12, atol=1e-12)
         else:
-            assert second.loan is None
-        lent = second.loan
+            assert second.reused_preconditioner is None
+        reused = second.reused_preconditioner
         solve(second, rhs)
         assert (second.last_preconditioner is None) == serves
-    assert second.loan is None
+    assert second.reused_preconditioner is None
     third = a_system(**other)
-    with memory.lending(third, KEY):
+    with memory.reuse_preconditioner(third, KEY):
         # beyond, the new one has taken its place
-        assert third.loan is not None
-        assert (third.loan is lent) == serves
+        assert third.reused_preconditioner is not None
+        assert (third.reused_preconditioner is reused) == serves
 
 
 def test_another_shape_or_another_number_of_observations_is_not_served():
     memory, first = WarmStart(), a_system()
-    with memory.lending(first, KEY):
+    with memory.reuse_preconditioner(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
     index = dense.observed("random", SHAPE)
     noise = torch.tensor([0.05], dtype=torch.float64)
-    assert lent_to(memory, GapSystem(factors(), index[1:], noise)) is None
-    assert lent_to(memory, GapSystem(factors(), index, noise.expand(len(index)))) is None
+    assert reused_by(memory, GapSystem(factors(), index[1:], noise)) is None
+    assert reused_by(memory, GapSystem(factors(), index, noise.expand(len(index)))) is None
     three = [dense.se(3), dense.se(3), dense.matern32(8)]
-    assert lent_to(memory, GapSystem(three, index, noise)) is None
+    assert reused_by(memory, GapSystem(three, index, noise)) is None
 
 
 def test_other_observed_cells_are_not_served():
     """As many observations elsewhere on the same grid: a preconditioner of other rows is none."""
     memory, first = WarmStart(), a_system()
-    with memory.lending(first, KEY):
+    with memory.reuse_preconditioner(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
     elsewhere = dense.observed("random", SHAPE, seed=5)
     assert len(elsewhere) == first.num_train
-    assert lent_to(memory, GapSystem(factors(), elsewhere, torch.tensor([0.05], dtype=torch.float64))) is None
+    assert reused_by(memory, GapSystem(factors(), elsewhere, torch.tensor([0.05], dtype=torch.float64))) is None
 
 
 @pytest.mark.parametrize("key", [("ignore", RANK + 1), ("ignore", None), ("auto", RANK), None])
 def test_other_settings_are_not_served(key):
     memory, first = WarmStart(), a_system()
-    with memory.lending(first, KEY):
+    with memory.reuse_preconditioner(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
-    assert lent_to(memory, a_system(), key) is None
-    assert lent_to(memory, a_system(), ("ignore", RANK)) is not None
+    assert reused_by(memory, a_system(), key) is None
+    assert reused_by(memory, a_system(), ("ignore", RANK)) is not None
 
 
-def test_a_loan_ends_with_an_exception():
+def test_reuse_ends_with_an_exception():
     memory, first, second = WarmStart(), a_system(), a_system()
-    with memory.lending(first, KEY):
+    with memory.reuse_preconditioner(first, KEY):
         solve(first, dense.randn(first.num_train, 1))
     seen = []
 
     def interrupted():
-        with memory.lending(second, KEY):
-            seen.append(second.loan)
+        with memory.reuse_preconditioner(second, KEY):
+            seen.append(second.reused_preconditioner)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert seen[0] is not None
-    assert second.loan is None
+    assert second.reused_preconditioner is None
 
 
-def test_a_system_that_needed_no_preconditioner_lends_none():
+def test_a_system_that_needed_no_preconditioner_leaves_none():
     memory, system = WarmStart(), a_system()
-    with memory.lending(system, KEY):
+    with memory.reuse_preconditioner(system, KEY):
         solve(system, dense.randn(system.num_train, 1), rank=0)
-    assert lent_to(memory, a_system()) is None
+    assert reused_by(memory, a_system()) is None
 
 
 def test_the_rank_asked_for_is_respected_outside_a_warm_start():
     memory, system = WarmStart(), a_system()
     rhs = dense.randn(system.num_train, 1)
-    with memory.lending(system, KEY):
+    with memory.reuse_preconditioner(system, KEY):
         solve(system, rhs, rank=40)
-    assert lent_to(memory, system) is not None
+    assert reused_by(memory, system) is not None
     _, report = solve(system, rhs, rank=5)
     assert report.rank == 5
     assert system.last_preconditioner.rank == 5
@@ -369,18 +365,18 @@ def sum_operator(scale=1.0):
 
 
 @pytest.mark.parametrize(("scale", "serves"), [(1.0 + 0.9 * MOVED, True), (1.0 + 1.1 * MOVED, False)])
-def test_sums_borrow_too(scale, serves):
+def test_sums_reuse_theirs_too(scale, serves):
     memory, first, second = WarmStart(), sum_operator(), sum_operator(scale)
     rhs = dense.randn(first.size(-1), 1)
     with settings.gap_method("ignore"), settings.preconditioner_rank(RANK), settings.solve_tolerance(1e-10):
-        with memory.lending(first.system(), KEY):
+        with memory.reuse_preconditioner(first.system(), KEY):
             first.solve(rhs)
         system = second.system()
-        with memory.lending(system, KEY):
-            assert (system.loan is not None) == serves
-            assert not serves or system.loan.left_over == math.inf
+        with memory.reuse_preconditioner(system, KEY):
+            assert (system.reused_preconditioner is not None) == serves
+            assert not serves or system.reused_preconditioner.left_over == math.inf
             solution = second.solve(rhs)
-        assert system.loan is None
+        assert system.reused_preconditioner is None
     assert dense.relative(second.to_dense() @ solution, rhs) < 1e-9
 
 
@@ -404,7 +400,7 @@ def test_sums_borrow_too(scale, serves):
         ({"loosest": 1.5}, r"loosest: got 1\.5"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"WarmStart: {message}"):
         WarmStart(**arguments)
 
@@ -424,17 +420,17 @@ def test_the_setting_takes_a_warm_start_or_none(value):
 def test_state_dict_round_trip(tmp_path):
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    memory.keep(a_trail(matrix, rhs, probes, start=3.0, error=0.5))
-    memory.keep(a_trail(matrix[1:, 1:], rhs[1:], probes[1:]))
+    memory.keep(a_path(matrix, rhs, probes, start=3.0, error=0.5))
+    memory.keep(a_path(matrix[1:, 1:], rhs[1:], probes[1:]))
     torch.save(memory.state_dict(), tmp_path / "memory.pt")
     copied = WarmStart(num_probes=2)
-    copied.keep(a_trail(dense.random_psd(7), dense.randn(7, 1), copied.probes(7, LIKE)))  # to be replaced
+    copied.keep(a_path(dense.random_psd(7), dense.randn(7, 1), copied.probes(7, LIKE)))  # to be replaced
     copied.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
     assert torch.equal(copied.guess(cells_of(rhs), rhs), memory.guess(cells_of(rhs), rhs))
     assert torch.equal(copied.guess(cells_of(rhs[1:]), rhs[1:]), memory.guess(cells_of(rhs[1:]), rhs[1:]))
     assert copied.guess(torch.arange(0, 21, 3), dense.randn(7, 1)) is None
-    new = a_trail(1.05 * matrix, rhs, probes)
-    ours, theirs = (m.follow(cells_of(rhs), new.solutions, new.images) for m in (memory, copied))
+    new = a_path(1.05 * matrix, rhs, probes)
+    ours, theirs = (m.advance(cells_of(rhs), new.solutions, new.images) for m in (memory, copied))
     assert torch.equal(ours.value, theirs.value)
     assert torch.equal(ours.standard_error, theirs.standard_error)
 
@@ -442,9 +438,9 @@ def test_state_dict_round_trip(tmp_path):
 def test_a_state_is_a_copy_that_later_steps_leave_alone():
     rows, memory = 30, WarmStart(num_probes=2)
     matrix, rhs, probes = dense.random_psd(rows), dense.randn(rows, 1), memory.probes(rows, LIKE)
-    memory.keep(a_trail(matrix, rhs, probes))
+    memory.keep(a_path(matrix, rhs, probes))
     state, before = memory.state_dict(), memory.guess(cells_of(rhs), rhs).clone()
-    new = a_trail(1.05 * matrix, rhs, probes)
+    new = a_path(1.05 * matrix, rhs, probes)
     memory.keep(memory.advance(cells_of(rhs), new.solutions, new.images))
     assert not torch.equal(memory.guess(cells_of(rhs), rhs), before)
     memory.load_state_dict(state)

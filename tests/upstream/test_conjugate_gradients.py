@@ -28,7 +28,7 @@ def kernel_like(size=200, largest=10.0, noise=1e-2):
 
 
 def test_division_guard_makes_1e_6_unreachable():
-    """Trap: `linear_cg` has eps=1e-10, so it crawls below a residual of 1e-5. See solvers/conjugate_gradients."""
+    """Trap: `linear_cg` has eps=1e-10, so it crawls below a residual of 1e-5. See solvers/krylov."""
     matrix, rhs = kernel_like(), normal(200, 1)
     stalled, reached = Counted(matrix), Counted(matrix)
     default = residuals(matrix, linear_cg(stalled, rhs, tolerance=1e-6, max_iter=500), rhs)
@@ -43,7 +43,8 @@ def test_division_guard_makes_1e_6_unreachable():
 def test_solve_leaves_guard_and_tolerance_to_linear_cg(monkeypatch):
     """Trap: the base `_solve` passes neither eps nor tolerance. Answered by the `_solve` of our operators.
 
-    It looks `linear_cg` up in `linear_operator.utils` when called, as we do and as the shipped harness expects.
+    It looks `linear_cg` up in `linear_operator.utils` when called, as the shipped harness expects; ours does not call
+    it at all.
     """
     asked = []
     monkeypatch.setattr(linear_operator.utils, "linear_cg", lambda _, rhs, **kwargs: asked.append(kwargs) or rhs)
@@ -54,7 +55,7 @@ def test_solve_leaves_guard_and_tolerance_to_linear_cg(monkeypatch):
 
 
 def test_stopping_rule_is_the_mean_over_columns():
-    """Trap: one hard column hides among easy ones. Answered by the `stop` of solvers/conjugate_gradients."""
+    """Trap: one hard column hides among easy ones. Answered by the `stop` of solvers/krylov."""
     matrix = with_spectrum(torch.logspace(0, -4, 200, dtype=torch.float64))
     easy = torch.linalg.eigh(matrix).eigenvectors[:, -19:]
     rhs = torch.cat([normal(200, 1), easy], -1)
@@ -64,21 +65,21 @@ def test_stopping_rule_is_the_mean_over_columns():
 
 
 def test_at_least_eleven_iterations():
-    """Trap: `linear_cg` does not look at its tolerance before the eleventh product. See solvers/conjugate_gradients."""
+    """Trap: `linear_cg` does not look at its tolerance before the eleventh product. See solvers/krylov."""
     product = Counted(2 * torch.eye(50, dtype=torch.float64))  # solved by one step
     linear_cg(product, normal(50, 1), tolerance=1e-2, max_iter=100)
     assert product.calls == 1 + 11, changed("linear_cg no longer makes eleven products at least", SOLVER)
 
 
 def test_lanczos_matrices_are_cut_off_at_twenty():
-    """Trap: tridiagonal matrices stop at 20 however long the iteration. Answered by solvers/conjugate_gradients."""
+    """Trap: tridiagonal matrices stop at 20 however long the iteration. Answered by solvers/krylov."""
     _, lanczos = linear_cg(kernel_like().matmul, normal(200, 1), n_tridiag=1, tolerance=1e-6, max_iter=100)
     assert lanczos.size(-1) == 20, changed("Lanczos matrices are no longer cut off at 20", SOLVER)
 
 
 def test_default_tolerances_are_loose():
-    """Trap: a relative residual of 1 will do in training, 0.01 in prediction. See settings.tolerance_in_force."""
-    where = "gpytorch_gaps.settings.tolerance_in_force"
+    """Trap: a relative residual of 1 will do in training, 0.01 in prediction. See settings.current."""
+    where = "gpytorch_gaps.settings.current"
     assert linear_operator.settings.cg_tolerance.value() == 1, changed("cg_tolerance is no longer 1", where)
     assert gpytorch.settings.eval_cg_tolerance.value() == 0.01, changed("eval_cg_tolerance is no longer 0.01", where)
     matrix, rhs = exponential(801, 0.1), normal(801, 1)
@@ -88,7 +89,7 @@ def test_default_tolerances_are_loose():
 
 
 def test_dense_cholesky_up_to_800(monkeypatch):
-    """Trap: small tests skip conjugate gradients unless `max_cholesky_size(0)`. See solvers/choose and the tests."""
+    """Trap: small tests skip conjugate gradients unless `max_cholesky_size(0)`. See solvers/planning/plans."""
     where = "gpytorch_gaps.solvers.planning.plans"
     calls = []
 

@@ -6,12 +6,14 @@ import threading
 import linear_operator
 import pytest
 import torch
-from gpytorch_gaps.operators._solve import krylov_solve
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.matrix_system import MatrixSystem
+from gpytorch_gaps.solvers.solve import solve_with_lanczos
 from gpytorch_gaps.utils.precision import full_float32, is_full
 from tests import _dense as dense
 from tests._covering import in_turn
@@ -118,11 +120,15 @@ def test_closures_of_solves_see_full_precision(users):
     torch.set_float32_matmul_precision(users)
     matrix, seen = dense.random_psd(30, floor=0.5), []
 
+    def solve(product):
+        rhs = dense.randn(30, 2)
+        solve_with_lanczos(MatrixSystem(product, 30, rhs.device), rhs, None, SolveConfig(mixed_precision=True))
+
     def matmul(x):
         seen.append(torch.get_float32_matmul_precision())
         return matrix.to(x.dtype) @ x
 
-    krylov_solve(matmul, dense.randn(30, 2), None, 0, torch.Size(), inner=torch.float32)
+    solve(matmul)
     assert set(seen) == {"highest"}
     assert torch.get_float32_matmul_precision() == users
 
@@ -133,7 +139,7 @@ def test_closures_of_solves_see_full_precision(users):
         raise Fails
 
     with pytest.raises(Fails):
-        krylov_solve(fails, dense.randn(30, 2), None, 0, torch.Size())
+        solve(fails)
     assert torch.get_float32_matmul_precision() == users
 
 

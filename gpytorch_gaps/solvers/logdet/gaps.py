@@ -21,6 +21,7 @@ from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
 from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.utils.precision import full_float32
+from gpytorch_gaps.utils.threads import threads_for
 
 
 def grid_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
@@ -101,8 +102,10 @@ def _gradients(
     factor_grads = [torch.zeros_like(factor) for factor in factors]
     noise_grad = torch.zeros_like(noise)
     for left, right in pairs:
-        u = weight[..., None, None] * system.spread_solve(left)
-        v = system.spread_solve(right)
+        columns = left.shape[:-2].numel() * left.size(-1)
+        with threads_for(columns * system.rotation_flops, columns * system.num_cells):
+            u = weight[..., None, None] * system.spread_solve(left)
+            v = system.spread_solve(right)
         grads = kron_bilinear_gradient(factors, u, v)
         factor_grads = [total - grad for total, grad in zip(factor_grads, grads, strict=True)]
         noise_grad -= (u * v).sum((-2, -1)).unsqueeze(-1).sum_to_size(noise.shape)
