@@ -117,10 +117,10 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
         """shape: (N, N)"""
         covariance = self.likelihood.noise * torch.eye(len(window.y), dtype=torch.float64)
         for term in self._terms:
-            product = term.scale
-            for kernel, points, pick in zip(term.kernels, window.grid.axes, window.picks, strict=True):
-                product = product * (pick @ kernel(points).to_dense() @ pick.mT)
-            covariance = covariance + product
+            first, *others = (kernel(x).to_dense() for kernel, x in zip(term.kernels, window.grid.axes, strict=True))
+            factors = [term.scale * first, *others]  # the scale times a small matrix
+            spread = [pick @ factor @ pick.mT for pick, factor in zip(window.picks, factors, strict=True)]
+            covariance = covariance + math.prod(spread[1:], start=spread[0])
         return covariance
 
 
