@@ -30,6 +30,12 @@ class FillGapsOperator(KroneckerFactorsOperator):
     :param factors: K_i, shape (*batch, m_i, m_i) each.
     :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).
     :param gap_index: flat cells of the gaps, last axis fastest, shape (L,).
+    :param cache: what is worked out from the tensors; rides along when the operator is rebuilt.
+
+    >>> operator = FillGapsOperator(torch.eye(3), noise=1.0, gap_index=torch.tensor([0, 2]))
+    >>> operator.to_dense()
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])
     """
 
     _batched_kwargs = ("noise",)

@@ -14,6 +14,17 @@ class ShiftedEigenPreconditioner(LowRankPreconditioner):
     """``P = V Q S_p' [(T_p + s2)^-1 - zeta] S_p Q' V' + zeta I`` with zeta half of ``1 / (lambda_p + s2)``.
 
     Evans & Nair (2018), eq. (3.8), with the mid-range shift of the paper.
+
+    :param eigen: of the Kronecker product K.
+    :param gap_index: flat cells of the gaps, shape (L,).
+    :param noise: s2, shape (*batch, 1).
+    :param rank: p, at most the number of cells.
+
+    >>> import torch
+    >>> from gpytorch_gaps.linalg.eigen import kron_eigh
+    >>> eigen, noise = kron_eigh([torch.eye(4, dtype=torch.float64)]), torch.ones(1, dtype=torch.float64)
+    >>> ShiftedEigenPreconditioner(eigen, torch.tensor([0, 2]), noise, rank=1).rank
+    1
     """
 
     def __init__(self, eigen: KroneckerEigen, gap_index: Tensor, noise: Tensor, rank: int) -> None:
