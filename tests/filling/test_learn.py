@@ -89,13 +89,12 @@ def kernel_task(axes, variance, **limits):
 
 
 def draw(axes, kernels, noise, seed):
+    """A draw of a product of kernels on two axes, with noise."""
     generator = torch.Generator().manual_seed(seed)
     factors = [kernel.double()(torch.from_numpy(a.points)).to_dense() for kernel, a in zip(kernels, axes, strict=True)]
-    covariance = torch.kron(*factors).detach()
-    root = torch.linalg.cholesky(covariance + 1e-8 * torch.eye(len(covariance)))
-    field = root @ torch.randn(len(root), dtype=torch.float64, generator=generator)
-    field = field + math.sqrt(noise) * torch.randn(len(root), dtype=torch.float64, generator=generator)
-    return field.reshape([axis.size for axis in axes]).numpy()
+    first, second = (torch.linalg.cholesky(factor.detach() + 1e-9 * torch.eye(len(factor))) for factor in factors)
+    white, noises = torch.randn(2, len(first), len(second), dtype=torch.float64, generator=generator)
+    return (first @ white @ second.mT + math.sqrt(noise) * noises).numpy()
 
 
 def test_hyperparameters_of_a_draw_are_found_from_windows():
