@@ -30,8 +30,8 @@ from gpytorch_gaps.utils.threads import Work, sized
 class SelectedKroneckerOperator(KroneckerFactorsOperator):
     """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
 
-    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of thm:IG; with others, a
-    cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which knows how to solve.
+    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of Evans & Nair (2018), Proposition 3.2; with
+    others, a cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which has solves.
 
     :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.

@@ -1,4 +1,4 @@
-"""eqn:IG_precon: the observed block of K with its p largest eigenvalues only, plus the noise."""
+"""Evans & Nair (2018), eq. (3.7): the observed block of K with its p largest eigenvalues only, plus the noise."""
 
 import math
 
@@ -11,7 +11,7 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 class EigenPreconditioner(LowRankPreconditioner):
     """``P = W Q S_p' T_p S_p Q' W' + D``, D constant or one noise per observation.
 
-    Implements: eqn:IG_precon. Differs from the paper in that the p x p matrix is symmetric and its Gram matrix is
+    Evans & Nair (2018), eq. (3.7). Differs from the paper in that the p x p matrix is symmetric and its Gram matrix is
     contracted from the mask axis by axis, so that the set-up the paper calls prohibitive at 10^9 cells stays cheap; and
     that solves are preconditioned with what is left out of the trace spread over the diagonal.
 

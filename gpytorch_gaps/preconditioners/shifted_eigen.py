@@ -1,4 +1,4 @@
-"""eqn:FG_precon: a spectral shift makes the fill-gaps matrix a low-rank one plus a constant.
+"""Evans & Nair (2018), eq. (3.8): a spectral shift makes the fill-gaps matrix a low-rank one plus a constant.
 
 ``V (K + s2 I)^-1 V' = J + zeta I``, and J is replaced by its p largest eigenvalues ``1 / (lambda + s2) - zeta``, which
 belong to the p *smallest* eigenvalues of K. The paper finds that it rarely pays; it is off unless asked for.
@@ -13,7 +13,7 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 class ShiftedEigenPreconditioner(LowRankPreconditioner):
     """``P = V Q S_p' [(T_p + s2)^-1 - zeta] S_p Q' V' + zeta I`` with zeta half of ``1 / (lambda_p + s2)``.
 
-    Implements: eqn:FG_precon, with the paper's mid-range shift.
+    Evans & Nair (2018), eq. (3.8), with the mid-range shift of the paper.
     """
 
     def __init__(self, eigen: KroneckerEigen, gap_index: Tensor, noise: Tensor, rank: int) -> None:
