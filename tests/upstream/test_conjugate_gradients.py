@@ -43,7 +43,7 @@ def test_division_guard_makes_1e_6_unreachable():
 def test_solve_leaves_guard_and_tolerance_to_linear_cg(monkeypatch):
     """Trap: the base `_solve` passes neither eps nor tolerance. Answered by the `_solve` of our operators.
 
-    It looks `linear_cg` up in `linear_operator.utils` when called, as the shipped harness expects; ours does not call it at all.
+    It looks `linear_cg` up in `linear_operator.utils` when called, as the shipped harness expects.
     """
     asked = []
     monkeypatch.setattr(linear_operator.utils, "linear_cg", lambda _, rhs, **kwargs: asked.append(kwargs) or rhs)
@@ -88,7 +88,7 @@ def test_default_tolerances_are_loose():
 
 
 def test_dense_cholesky_up_to_800(monkeypatch):
-    """Trap: small tests skip conjugate gradients unless `max_cholesky_size(0)`. See solvers/planning/plans and the tests."""
+    """Trap: small tests skip conjugate gradients unless `max_cholesky_size(0)`. See solvers/planning/plans."""
     where = "gpytorch_gaps.solvers.planning.plans"
     calls = []
 
