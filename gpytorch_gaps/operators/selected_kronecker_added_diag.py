@@ -102,6 +102,10 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         kernel = self._linear_op.with_factors([whiten(f, root) for f, root in zip(self.factors, roots, strict=True)])
         unit = torch.ones(*self.batch_shape, 1, dtype=self.dtype, device=self.device)
         white = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
+        # the system is this one: nothing is decomposed or factorised twice
+        system = self.system()
+        kernel.cache.cached("eigen of", kernel.factors, lambda: system.term.shared)
+        kernel.cache.cached("system", (*kernel.factors, self.train_index, unit), system.in_own_units)
         return white, product_at(roots, unravel(self.train_index, kernel.row_shape))
 
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:

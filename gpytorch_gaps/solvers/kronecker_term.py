@@ -27,7 +27,7 @@ class KroneckerTerm:
     def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen] | None = None) -> None:
         wide = [factor.detach().double() for factor in factors]
         self.shape = tuple(factor.size(-1) for factor in wide)
-        self._shared = {} if shared is None else shared
+        self.shared = {} if shared is None else shared
         self._factors = {torch.float64: tuple(_symmetric(axis, factor) for axis, factor in enumerate(wide))}
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
 
@@ -41,24 +41,24 @@ class KroneckerTerm:
     @property
     def is_decomposed(self) -> bool:
         """Whether the eigen-decomposition is there already."""
-        return "eigen" in self._shared
+        return "eigen" in self.shared
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
-        if "eigen" not in self._shared:
-            self._shared["eigen"] = kron_eigh(self.factors())
+        if "eigen" not in self.shared:
+            self.shared["eigen"] = kron_eigh(self.factors())
         if dtype not in self._eigen:
-            self._eigen[dtype] = self._shared["eigen"].to(dtype)
+            self._eigen[dtype] = self.shared["eigen"].to(dtype)
         return self._eigen[dtype]
 
     @property
     def product_flops(self) -> float:
         """FLOPs of one product with K and one column, as :meth:`matmul` takes it."""
-        thin = factored_if_cheaper(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self.shared.get("eigen"))
         return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
-        thin = factored_if_cheaper(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self.shared.get("eigen"))
         return kron_matmul(self.factors(grid.dtype), grid) if thin is None else thin.matmul(grid)
 
     def block(self, index: Tensor) -> Tensor:
