@@ -30,8 +30,9 @@ from gpytorch_gaps.utils.threads import Work, sized
 class SelectedKroneckerOperator(KroneckerFactorsOperator):
     """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
 
-    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of thm:IG; with others, a
-    cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which knows how to solve.
+    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of Evans & Nair (2018), Proposition 3.2.
+    With others, it is a cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which
+    owns its solves.
 
     :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
@@ -42,6 +43,12 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
 
     Cost of a product: sum_i q_i times the grid, and one visit to each row and column.
+
+    >>> factor = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    >>> observed = torch.tensor([0, 3])
+    >>> SelectedKroneckerOperator(factor, factor, row_index=observed).to_dense()
+    tensor([[1.0000, 0.2500],
+            [0.2500, 1.0000]])
     """
 
     def __init__(

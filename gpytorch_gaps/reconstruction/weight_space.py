@@ -2,7 +2,7 @@
 
 With ``K = Phi T Phi'`` the posterior mean on the grid is ``Phi w``. Vectors of this system are as long as the basis,
 not as the grid: the grid is only swept. If gaps are scattered, ``Phi' W'W Phi`` is close to ``N/M I``. Preconditioned
-by ``s2/T + N/M``, the system has the spectrum of fill-gaps (Evans & Nair 2018, Proposition 3), or a better one, and
+by ``s2/T + N/M``, the system has the spectrum of fill-gaps, Evans & Nair (2018), Proposition 3.3, or a better one, and
 needs few iterations.
 
 Clustered gaps contain functions that live inside of them, which make the system nearly singular. A dense block of

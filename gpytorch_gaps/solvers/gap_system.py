@@ -4,6 +4,7 @@ Noise that is a product over axes whitens into the factors: ``K_i -> D_i^(-1/2) 
 that fill-gaps applies; residuals are still judged, and reported, in the original units.
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -59,6 +60,12 @@ class GapSystem(NoisySystem):
         super().__init__([self.term], train_index, noise, len(train_index), dtype=dtype or factors[0].dtype)
         self.row_scale = row_scale
         self.shape = self.term.shape
+
+    def in_own_units(self) -> "GapSystem":
+        """The same system with residuals in its own units; all that is worked out for one serves the other."""
+        own = copy.copy(self)
+        own.row_scale = None
+        return own
 
     # -- gaps --------------------------------------------------------------------------------------------------------
 

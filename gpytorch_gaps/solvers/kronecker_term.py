@@ -27,9 +27,30 @@ class KroneckerTerm:
     def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen] | None = None) -> None:
         wide = [factor.detach().double() for factor in factors]
         self.shape = tuple(factor.size(-1) for factor in wide)
-        self._shared = {} if shared is None else shared
-        self._factors = {torch.float64: tuple(_symmetric(axis, factor) for axis, factor in enumerate(wide))}
+        self.shared = {} if shared is None else shared
+        self._factors = {torch.float64: tuple(wide)}
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
+
+    def asymmetry(self) -> Tensor:
+        """How far every factor is from its transpose, then how large it is; not read by the host. shape: (2 d,)"""
+        factors = self.factors()
+        differences = [(factor - factor.mT).abs().amax() for factor in factors]
+        return torch.stack([*differences, *(factor.abs().amax() for factor in factors)])
+
+    def symmetrize(self, asymmetry: Sequence[float]) -> None:
+        """Takes the symmetric parts: float32 kernels are symmetric to rounding only, which would bound the residual.
+
+        :param asymmetry: as :meth:`asymmetry` measures it.
+        :raises ValueError: if a factor is not symmetric.
+        """
+        differences, sizes = asymmetry[: len(self.shape)], asymmetry[len(self.shape) :]
+        for axis, (difference, size) in enumerate(zip(differences, sizes, strict=True)):
+            if difference > 1e-3 * size:
+                raise ValueError(
+                    f"factors: axis {axis} differs from its transpose by {difference:.1e}, expected symmetry"
+                )
+        pairs = zip(self.factors(), differences, strict=True)
+        self._factors = {torch.float64: tuple(0.5 * (f + f.mT) if difference > 0 else f for f, difference in pairs)}
 
     def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
         if dtype not in self._factors:
@@ -41,24 +62,24 @@ class KroneckerTerm:
     @property
     def is_decomposed(self) -> bool:
         """Whether the eigen-decomposition is there already."""
-        return "eigen" in self._shared
+        return "eigen" in self.shared
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:
-        if "eigen" not in self._shared:
-            self._shared["eigen"] = kron_eigh(self.factors())
+        if "eigen" not in self.shared:
+            self.shared["eigen"] = kron_eigh(self.factors())
         if dtype not in self._eigen:
-            self._eigen[dtype] = self._shared["eigen"].to(dtype)
+            self._eigen[dtype] = self.shared["eigen"].to(dtype)
         return self._eigen[dtype]
 
     @property
     def product_flops(self) -> float:
         """FLOPs of one product with K and one column, as :meth:`matmul` takes it."""
-        thin = factored_if_cheaper(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self.shared.get("eigen"))
         return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
-        thin = factored_if_cheaper(self._shared.get("eigen"))
+        thin = factored_if_cheaper(self.shared.get("eigen"))
         return kron_matmul(self.factors(grid.dtype), grid) if thin is None else thin.matmul(grid)
 
     def block(self, index: Tensor) -> Tensor:
@@ -100,13 +121,3 @@ class KroneckerTerm:
     def least_eigenvalue(self) -> Tensor:
         """The smallest eigenvalue of K, over a batch."""
         return torch.stack([values.amin() for values in self.eigen().values]).prod()
-
-
-def _symmetric(axis: int, factor: Tensor) -> Tensor:
-    """The symmetric part: float32 kernels are symmetric to rounding only, and that would bound the residual."""
-    difference, size = (factor - factor.mT).abs().amax(), factor.abs().amax()
-    if bool(difference > 1e-3 * size):
-        raise ValueError(
-            f"factors: axis {axis} differs from its transpose by {float(difference):.1e}, expected symmetry"
-        )
-    return factor if not bool(difference > 0) else 0.5 * (factor + factor.mT)

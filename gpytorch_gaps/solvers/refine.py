@@ -38,6 +38,8 @@ class Formulation(ABC):
 
     is_original = False
     """Whether the formulation's own system is the original one."""
+    is_direct = False
+    """Whether a correction is a factorised solve, which takes zero right-hand sides like any others."""
     error_is_cheap = False
     """Whether `original_error` takes no product, so that it can be computed at every iteration."""
     restarts = _MAX_RESTARTS
@@ -163,13 +165,15 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
         same = best is None and form.is_original
         left = current.residual if same else rhs - system.matmul(solution)
         flops += current.form.flops + (0.0 if same else form.num_columns * system.product_flops)
-        goal = goal.assessed(rhs, solution, left)
+        assessed = goal.assessed(rhs, solution, left)
+        known = same and assessed is goal and math.isfinite(current.worst)
+        goal = assessed
         before = math.inf if best is None else goal.worst(best.residual)
-        found = Refined(solution, left, goal, current.worst if same and goal.prior is None else goal.worst(left))
+        found = Refined(solution, left, goal, current.worst if known else goal.worst(left))
         best = found if best is None or found.error < before else replace(best, goal=goal, error=before)
         gained = found.error <= 0.5 * before or math.isinf(before)
-        over = best.converged or not gained or iterations >= budget or not restarts_left
-        if over or not largest(system.column_norms(best.residual) / system.residual_unit(rhs)) < _WORTH_RESTART:
+        done = best.converged or not gained or iterations >= budget or not restarts_left
+        if done or largest(system.column_norms(best.residual) / system.residual_unit(rhs)) >= _WORTH_RESTART:
             return replace(best, iterations=iterations, passes=passes, flops=flops)
         # what is left need not be solved for as well as the whole
         restarts_left, unit = restarts_left - 1, system.residual_unit(best.residual)
@@ -185,7 +189,7 @@ class _Iterate:
     value: Tensor
     residual: Tensor
     error: Tensor  # shape: (*batch, C)
-    worst: float  # of all columns
+    worst: float  # the largest error, as the host has read it; infinite before it has
     passes: int = 0
 
     @classmethod
@@ -193,7 +197,8 @@ class _Iterate:
         value = form.start(guess)
         residual = form.residual(value)
         error = form.original_error(residual)
-        return cls(form, value, residual, error, largest(error))
+        # a factorisation needs no look at where it starts from
+        return cls(form, value, residual, error, math.inf if form.is_direct and guess is None else largest(error))
 
     @property
     def met(self) -> bool:
@@ -211,6 +216,9 @@ class _Iterate:
         self.residual = torch.where(better.unsqueeze(-2), residual, self.residual)
         self.error = torch.where(better, error, self.error)
         self.passes += 1
-        worst = self.error.nan_to_num(math.inf, math.inf).max()
-        self.worst, progress = torch.stack([worst, halved.any().to(worst)]).tolist()  # one read
-        return iterations, not progress
+        if not error.numel():
+            self.worst = 0.0
+            return iterations, True
+        numbers = torch.stack([self.error.nan_to_num(math.inf, math.inf).max(), halved.any().to(error)])
+        self.worst, any_halved = numbers.tolist()  # both in one read
+        return iterations, not any_halved

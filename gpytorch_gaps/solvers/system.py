@@ -74,12 +74,22 @@ class NoisySystem:
         self.terms, self.train_index, self.num_train, self.other = list(terms), train_index, num_train, other
         self.dtype = dtype
         self.noise = noise.detach().double()
-        if bool((self.noise < 0).any()) or bool(self.noise.isnan().any()):
-            raise ValueError(f"noise: got {float(self.noise.min())}, expected variances of at least 0")
+        self._check()
         self._cache: dict[Hashable, Any] = {}
         self.reused_preconditioner: LowRankPreconditioner | None = None
         """Set up for a system like this one; serves solves, not log-determinants, which need their own."""
         self.last_preconditioner: LowRankPreconditioner | None = None
+
+    def _check(self) -> None:
+        """That the noise is not negative and the factors are symmetric, in one read of the host."""
+        good_noise = (self.noise >= 0).all().double().reshape(1)  # false for NaN, too
+        noise_is_good, *asymmetry = torch.cat([good_noise, *(term.asymmetry() for term in self.terms)]).tolist()
+        if not noise_is_good:
+            raise ValueError(f"noise: got {float(self.noise.min())}, expected variances of at least 0")
+        for term in self.terms:
+            size = 2 * len(term.shape)
+            term.symmetrize(asymmetry[:size])
+            asymmetry = asymmetry[size:]
 
     # -- what is worked out once -------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.operators import KernelRowsOperator
 from gpytorch_gaps.posterior.parts import _rows_of
 from gpytorch_gaps.preconditioners import EigenPreconditioner
+from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.planning.costs import best_rank, expecting, planned_columns
+from gpytorch_gaps.solvers.planning.costs import best_rank
 from tests import _dense as dense
 from tests.workflow._pairs import CASES, Model, gappy, with_length
 
@@ -90,12 +91,12 @@ def test_a_set_up_is_made_for_all_columns_to_come():
     system = GapSystem(factors, dense.observed("block", (60, 50)), torch.tensor([1e-2]).double())
     alone, many = best_rank(system, 1, 1e-6).rank, best_rank(system, 1000, 1e-6).rank
     assert many > alone
-    assert planned_columns(3) == 3
-    with expecting(1000):
-        assert planned_columns(3) == 1000
-        with expecting(10):
-            assert planned_columns(3) == 1000
-    assert planned_columns(3) == 3
+    config = SolveConfig()
+    assert config.planned_columns(3) == 3
+    for_all = config.replace(expected_columns=1000)
+    assert for_all.planned_columns(3) == 1000
+    assert for_all.replace(expected_columns=for_all.planned_columns(10)).planned_columns(3) == 1000
+    assert config.planned_columns(3) == 3
     axes, values = gappy((60, 50), 0.4, 0)
     values[10:40, 10:30] = torch.nan
     grid, x, y = gaps.from_array(values, axes)

@@ -82,9 +82,8 @@ def exact(model, x):
 
 def pathwise(posterior, count):
     """Draws by conditioning draws of the prior, however few the points. shape: (count, *batch, Q)"""
-    operator = posterior.lazy_covariance_matrix
-    with operator.snapshot.restored():
-        draws = [deviation for deviation, _ in pathwise_draws(operator.parts, count)]
+    parts = posterior.lazy_covariance_matrix.parts
+    draws = [deviation for deviation, _ in pathwise_draws(parts, count)]
     return posterior.mean + torch.cat(draws, -1).movedim(-1, 0)
 
 
@@ -223,10 +222,9 @@ class UnitVectors:
 
 def covariance_by_draws(posterior, monkeypatch):
     """``L L'`` of draws ``L z``: what the covariance of infinitely many draws would be. shape: (*batch, Q, Q)"""
-    operator = posterior.lazy_covariance_matrix
-    parts = operator.parts
-    with operator.snapshot.restored(), monkeypatch.context() as patch:
-        joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, parts.train, parts.cells)
+    parts = posterior.lazy_covariance_matrix.parts
+    with monkeypatch.context() as patch:
+        joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, parts.train, parts.cells, parts.config.memory)
         size = sum(joint.sizes) + parts.num_points  # the last: noise, which is not added here
         patch.setattr(_pathwise, "_fewer_points", lambda *_: False)
         unit = UnitVectors(size)

@@ -17,7 +17,7 @@ from linear_operator.operators import DiagLinearOperator
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
-from gpytorch_gaps.posterior import variance as _variance
+from gpytorch_gaps.solvers.planning import variance as variance_planning
 from tests import _dense as dense
 from tests._covering import in_turn
 from tests.workflow._pairs import CASES, Model, PerLevelNoise, gappy, with_length
@@ -496,7 +496,7 @@ def test_left_out_from_samples_of_every_case(case):
 def test_left_out_from_samples_unasked_says_so(monkeypatch):
     """As `auto` does where exact ones would take too long; the message says how far off predictions are."""
     model, covariance = rough_model(0.5, 0.2, 1e-2)
-    monkeypatch.setattr(_variance, "_AFFORDABLE", 0.0)
+    monkeypatch.setattr(variance_planning, "_AFFORDABLE_FLOPS", 0.0)
     torch.manual_seed(0)
     with settings.variance_samples(32), gaps.record_solves() as solves:
         with pytest.warns(gaps.ApproximateVarianceWarning, match=r"leave_out: .* 32 samples, .* of the means") as seen:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
-from gpytorch_gaps.posterior import variance as _variance
+from gpytorch_gaps.solvers.planning import variance as variance_planning
 from tests import _dense as dense
 from tests.workflow._pairs import CASES, Model, gappy, with_length
 
@@ -359,7 +359,7 @@ def test_auto_is_exact_where_that_is_affordable():
 
 
 def test_auto_falls_back_to_draws_and_says_so(monkeypatch):
-    monkeypatch.setattr(_variance, "_AFFORDABLE", 0.0)
+    monkeypatch.setattr(variance_planning, "_AFFORDABLE_FLOPS", 0.0)
     model, grid = problem(shape=(20, 15), lengths=(0.1, 0.1))
     x = grid.points()
     with settings.variance_method("auto"), torch.no_grad(), gaps.record_solves() as solves:

@@ -292,10 +292,10 @@ def test_a_resumed_run_with_a_preconditioner_on_loan_is_the_uninterrupted_one_to
     assert history.loss[:5] == expected.loss[:5]
     assert history.loss == pytest.approx(expected.loss, rel=0, abs=0.1 * tolerance)
     torch.testing.assert_close(raw(resumed), raw(whole), rtol=0, atol=tolerance)
-    (trail,), (wanted,) = other._trails.values(), memory._paths.values()
-    assert torch.equal(trail.cells, wanted.cells)
-    assert torch.equal(trail.start, wanted.start)
-    assert abs(float(trail.value - wanted.value)) <= tolerance * history.num_observations
+    (path,), (wanted,) = other._paths.values(), memory._paths.values()
+    assert torch.equal(path.cells, wanted.cells)
+    assert torch.equal(path.start, wanted.start)
+    assert abs(float(path.value - wanted.value)) <= tolerance * history.num_observations
 
 
 @pytest.mark.parametrize(

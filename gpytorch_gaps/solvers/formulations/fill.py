@@ -20,7 +20,7 @@ from gpytorch_gaps.solvers.refine import Formulation
 class FillGaps(Formulation):
     """The fill-gaps formulation: constant noise, every cell observed at most once.
 
-    Implements Evans & Nair (2018), Proposition 2 (filling gaps), also without noise; with `rank` > 0 its shifted
+    Implements Evans & Nair (2018), Proposition 3.3 (fill-gaps), also without noise; with `rank` > 0 its shifted
     preconditioner; with `direct` a Cholesky decomposition of the L x L matrix. Cost of an iteration: two Kronecker
     products, whatever N and L.
     """
@@ -31,7 +31,7 @@ class FillGaps(Formulation):
         system.require_fillable("fill")
         super().__init__(system, rhs, goal)
         self.matmul_flops = 2.0 * system.rotation_flops
-        self._rank, self._direct = rank, direct
+        self._rank, self.is_direct = rank, direct
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
         self._preconditioner = None
         if direct:
@@ -77,7 +77,7 @@ class FillGaps(Formulation):
         return 0.0 if self._preconditioner is None else self._preconditioner.flops
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
-        return (torch.cholesky_solve(residual, self.system.gap_cholesky()), 0) if self._direct else None
+        return (torch.cholesky_solve(residual, self.system.gap_cholesky()), 0) if self.is_direct else None
 
     def again(self, rhs: Tensor, goal: Goal) -> "FillGaps":
-        return FillGaps(self.system, rhs, goal, rank=self._rank, direct=self._direct)
+        return FillGaps(self.system, rhs, goal, rank=self._rank, direct=self.is_direct)

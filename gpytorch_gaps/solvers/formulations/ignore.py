@@ -34,7 +34,7 @@ class Preconditioner(Protocol):
 class IgnoreGaps(Formulation):
     """The formulation that iterates on the original system: any kernel, any diagonal, any repetition of cells.
 
-    Implements Evans & Nair (2018), Proposition 1 (ignoring gaps), with their low-rank eigen preconditioner; with
+    Implements Evans & Nair (2018), Proposition 3.2 (ignore-gaps), with their low-rank eigen preconditioner; with
     `direct` a dense Cholesky decomposition. Cost of an iteration: one product with the kernel, and two rectangular
     Kronecker products for the preconditioner.
     """
@@ -54,7 +54,7 @@ class IgnoreGaps(Formulation):
         super().__init__(system, rhs, goal, patience)
         self.restarts = 0 if goal.prior is None else self.restarts  # but for variances, nothing is amplified
         self.matmul_flops = system.product_flops
-        self._preconditioner, self._direct, self._at_zero = preconditioner, direct, False
+        self._preconditioner, self.is_direct, self._at_zero = preconditioner, direct, False
         if direct:
             self.flops += 0.0 if system.is_factorised else system.num_train**3 / 3.0
 
@@ -86,7 +86,7 @@ class IgnoreGaps(Formulation):
         return 0.0 if self._preconditioner is None else self._preconditioner.flops
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
-        if self._direct:
+        if self.is_direct:
             return torch.cholesky_solve(residual, self.system.cholesky()), 0
         if self._preconditioner is None or self._preconditioner.left_over > self.goal.reduction:
             return None
@@ -100,7 +100,7 @@ class IgnoreGaps(Formulation):
     def again(self, rhs: Tensor, goal: Goal) -> "IgnoreGaps":
         kept: dict[str, Any] = {
             "preconditioner": self._preconditioner,
-            "direct": self._direct,
+            "direct": self.is_direct,
             "patience": self.patience,
         }
         return IgnoreGaps(self.system, rhs, goal, **kept)
