@@ -11,7 +11,8 @@ BIN := .venv/bin
 	touch $@
 
 # Two workers of one thread each: on two cores, more threads would wait for each other. `worksteal` keeps both busy.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Bytecode is kept, whatever the environment says: the tests start many processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # mypy and mkdocs use one core each
 test: .venv/installed

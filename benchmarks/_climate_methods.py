@@ -87,7 +87,7 @@ def _rmse(climate: StationClimate, cells: np.ndarray, anomalies: Anomalies, mean
     return np.sqrt(np.nanmean(error**2, (0, 1, 2))).tolist()
 
 
-# -- tbl:method_comparison ---------------------------------------------------------------------------------------------
+# -- Table 1 of the paper ----------------------------------------------------------------------------------------------
 
 
 def by_method(child: Child, climate: StationClimate, name: str, steps: int) -> None:

@@ -12,7 +12,7 @@ marked as `test_cells` are never trained on.
 
 study     the model of `_climate_model`: RMSE, CRPS and coverage of withheld cells, beside simple references; seconds by
           phase; memory
-methods   the paper's tbl:method_comparison: one product of four kernels, trained and predicted by each method
+methods   the paper's Table 1: one product of four kernels, trained and predicted by each method
 warm      solver iterations of a training run with warm starts and fixed probes, and with neither
 botorch   LatentKroneckerGP on the monthly data, as (station, output) x month
 """

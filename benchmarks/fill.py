@@ -1,11 +1,11 @@
-"""``fill_gaps`` with no options beside what people use otherwise, on real fields: RMSE at withheld cells, and seconds.
+"""``fill_gaps`` without options compared with common interpolation methods on real fields: RMSE at withheld cells.
 
     GPYTORCH_GAPS_DATA=... python -m benchmarks.fill --json results/fill.json
 
-Cells are withheld at random, and in blocks of the shape of clouds. Ours sees all dimensions; the others, which would
-take hours in three, fill the fields of one month after the other, in two: linear interpolation along rows, nearest
-neighbour, ``scipy.interpolate.griddata`` (linear and cubic, nearest outside the hull) and biharmonic inpainting
-(scikit-image: ``pip install 'gpytorch-gaps[benchmarks]'``). Linear interpolation in time is one more of theirs.
+Cells are withheld at random and in blocks of the shape of clouds. ``fill_gaps`` uses all dimensions. The other methods
+would take hours in three dimensions and fill one month at a time: linear interpolation along rows, nearest neighbour,
+``scipy.interpolate.griddata`` (linear and cubic, nearest outside the hull) and biharmonic inpainting (scikit-image:
+``pip install 'gpytorch-gaps[benchmarks]'``). Linear interpolation in time is compared as well.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from gpytorch_gaps import fill_gaps
 
 Peer = Callable[[np.ndarray], np.ndarray]
 
-_RANDOM, _CLOUDY = 0.1, 0.15  # shares that are withheld
-_CLOUD = {"modis_lst": (12.0, 12.0), "sst_pacific": (2.0, 4.0, 6.0)}  # extent of a cloud, in cells
+_RANDOM_SHARE, _CLOUDY_SHARE = 0.1, 0.15  # of the cells, withheld
+_CLOUD_CELLS = {"modis_lst": (12.0, 12.0), "sst_pacific": (2.0, 4.0, 6.0)}  # extent of a cloud along each axis
 
 
 def field_of(name: str, months: int | None) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -37,20 +37,20 @@ def field_of(name: str, months: int | None) -> tuple[np.ndarray, list[np.ndarray
 
 
 def withheld(values: np.ndarray, shape: str, cloud: tuple[float, ...], seed: int) -> np.ndarray:
-    """Flags of the observed cells that are withheld, at random or in clouds: where smoothed noise is highest."""
+    """Flags of withheld observations: random cells, or clouds, where smoothed noise is largest."""
     generator = np.random.default_rng(seed)
     observed = ~np.isnan(values)
     if shape == "random":
-        return observed & (generator.random(values.shape) < _RANDOM)
+        return observed & (generator.random(values.shape) < _RANDOM_SHARE)
     height = gaussian_filter(generator.standard_normal(values.shape), cloud)
-    return observed & (height > np.quantile(height, 1 - _CLOUDY))
+    return observed & (height > np.quantile(height, 1 - _CLOUDY_SHARE))
 
 
-# -- the others --------------------------------------------------------------------------------------------------------
+# -- other methods -----------------------------------------------------------------------------------------------------
 
 
 def along(axis: int) -> Peer:
-    """Linear interpolation along one axis; constant beyond the ends, the mean where a line has no observation."""
+    """Linear interpolation along one axis: constant beyond the ends, the overall mean in lines without observations."""
 
     def fill(values: np.ndarray) -> np.ndarray:
         lines = np.moveaxis(values, axis, -1)
@@ -79,7 +79,7 @@ def scattered(method: str) -> Peer:
 
 
 def biharmonic(values: np.ndarray) -> np.ndarray:
-    from skimage.restoration import inpaint_biharmonic  # an extra of its own
+    from skimage.restoration import inpaint_biharmonic  # an optional dependency
 
     return inpaint_biharmonic(np.nan_to_num(values), np.isnan(values))
 
@@ -108,7 +108,7 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 def compare(name: str, shape: str, options: argparse.Namespace) -> list[dict]:
     values, axes = field_of(name, options.months)
-    held = withheld(values, shape, _CLOUD[name], options.seed)
+    held = withheld(values, shape, _CLOUD_CELLS[name], options.seed)
     seen = np.where(held, np.nan, values)
     rows = []
     for peer, fill in peers(values.ndim).items():
@@ -132,17 +132,17 @@ def compare(name: str, shape: str, options: argparse.Namespace) -> list[dict]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if ours is the best of every table."""
+    """Returns 0 if ``fill_gaps`` is best in every table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", choices=list(_CLOUD), default=list(_CLOUD))
+    parser.add_argument("--data", nargs="+", choices=list(_CLOUD_CELLS), default=list(_CLOUD_CELLS))
     parser.add_argument("--withheld", nargs="+", choices=["random", "clouds"], default=["random", "clouds"])
-    parser.add_argument("--months", type=int, help="only the first months of sst_pacific")
+    parser.add_argument("--months", type=int, help="use only the first months of sst_pacific")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--mean-only",
         action="store_true",
-        help="without error bars and the held-out check, which takes its share of training",
+        help="without standard deviations and the held-out check, which withholds data from training",
     )
     parser.add_argument("--quiet", action="store_true", help="without progress bars")
     options = parser.parse_args(arguments)

@@ -1,14 +1,14 @@
-"""How well ``fill_gaps`` knows its own error: the RMSE that its report states beside the true one, over many seeds.
+"""How well ``fill_gaps`` estimates its own error: the RMSE that its report states and the true one, over many seeds.
 
     python -m benchmarks.heldout --seeds 20 --json results/heldout.json
 
-Every field is a draw of an isotropic Matern process (no product of kernels) of random roughness and length-scale, plus
-5 % noise, with gaps of one shape: a hole, a strip, clouds, cells at random, or a long gap in a series. What was cut out
-is known, so that the true error is as well: that of a measurement, noise included. A single gap holds few independent
-values, and its true RMSE differs from the expected one by chance. `model` is the error that the true kernel and noise
-expect, which no report can beat. `stated`, `true`, `held out` and `model` are root mean squares over all runs; `within`
-is the share of runs where what is stated is within a factor of 1.5 of the truth; `stated / true` a geometric mean, and
-`least` its smallest value.
+Every field is a draw of an isotropic Matern process (not a product of kernels) of random roughness and length-scale
+plus 5 % noise, with gaps of one shape: a hole, a strip, clouds, cells at random, or a long gap in a series. The true
+values are known, and so is the true error, that of a measurement, noise included. A single gap has few independent
+values, so its true RMSE differs from the expected one by chance. `model` is the error that the true kernel and noise
+expect, which no report can improve on. `stated`, `true`, `held out` and `model` are root mean squares over all runs.
+`within` is the share of runs with a stated error within a factor of 1.5 of the true one. `stated / true` is a geometric
+mean, `least` its smallest value.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from benchmarks._machine import machine_facts
 from gpytorch_gaps import fill_gaps
 
 NOISE = 0.05
-WITHIN = 1.5  # factor between what is stated and the truth
+WITHIN = 1.5  # factor between the stated and the true error
 SIDE, LENGTH = 36, 300
 COLUMNS = (
     "stated",
@@ -89,7 +89,7 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 
 def one_run(shape: str, seed: int) -> dict[str, Any]:
-    """A field, filled: what its report states, and what is true."""
+    """Fills one field and compares the stated errors with the true ones."""
     generator = np.random.default_rng([seed, sorted(SHAPES).index(shape)])
     gaps = SHAPES[shape](generator)
     roughness = float(generator.choice([0.5, 1.5, 2.5]))
@@ -114,7 +114,7 @@ def one_run(shape: str, seed: int) -> dict[str, Any]:
 
 
 def expected_by(prior: np.ndarray, gaps: np.ndarray) -> float:
-    """Root mean square error in the gaps by the true covariance, noise included."""
+    """Root mean square error that the true covariance expects in the gaps, noise included."""
     missing, known = np.flatnonzero(gaps), np.flatnonzero(~gaps)
     cross = prior[np.ix_(known, missing)]
     explained = (cross * cho_solve(cho_factor(prior[np.ix_(known, known)]), cross)).sum(0)
@@ -133,7 +133,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if what is stated is good enough: within a factor of 1.5 in 80 % of runs, and above half on average."""
+    """Returns 0 if stated errors are within a factor of 1.5 in 80 % of runs, and above half of the truth on average."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--seeds", type=int, default=20)

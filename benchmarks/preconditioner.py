@@ -1,4 +1,4 @@
-"""The paper's preconditioner study (fig:preconditioner): what rank p buys, for ignore-gaps and for fill-gaps.
+"""The paper's preconditioner study (Figure 2): what rank p buys, for ignore-gaps and for fill-gaps.
 
     python -m benchmarks.preconditioner --output results/preconditioner
 

@@ -1,9 +1,9 @@
-"""``fill_gaps`` on one long series: CPU seconds of every stage, and how often matrices as long as it are decomposed.
+"""``fill_gaps`` on one long series: CPU seconds per phase, and how many matrices of its size are decomposed.
 
     python -m benchmarks.series --places 4000
 
-A random walk, a wave and noise; a quarter of it are gaps, most of them 20 places long. CPU seconds, as long series are
-filled in the background.
+The series is a random walk plus a wave plus noise. A quarter of it are gaps, most of them 20 positions long. CPU
+seconds do not depend on what else the machine does.
 """
 
 import argparse
@@ -20,22 +20,22 @@ import torch
 from gpytorch_gaps import fill_gaps
 from gpytorch_gaps.filling import pipeline
 
-_GAP = 20
+_GAP_POSITIONS = 20
 
 
 def series(places: int, seed: int = 0) -> np.ndarray:
     generator = np.random.default_rng(seed)
     walk = 0.2 * np.cumsum(generator.standard_normal(places))
     values = walk + np.sin(np.arange(places) / 4) + 0.05 * generator.standard_normal(places)
-    for start in generator.integers(0, max(1, places - _GAP), places // 100):
-        values[start : start + _GAP] = np.nan
+    for start in generator.integers(0, max(1, places - _GAP_POSITIONS), places // 100):
+        values[start : start + _GAP_POSITIONS] = np.nan
     values[generator.random(places) < 0.1] = np.nan
     return values
 
 
 @contextmanager
 def decompositions(least: int) -> Iterator[Counter]:
-    """Counts decompositions of matrices with at least so many rows, by kind."""
+    """Counts decompositions of matrices with at least `least` rows, by function."""
     counts: Counter = Counter()
     kinds = ("eigh", "svd", "cholesky_ex")
     originals = {kind: getattr(torch.linalg, kind) for kind in kinds}
@@ -58,7 +58,7 @@ def decompositions(least: int) -> Iterator[Counter]:
 
 @contextmanager
 def cpu_clock() -> Iterator[None]:
-    """Stages are measured in seconds of the processor."""
+    """Measures phases in CPU seconds instead of wall-clock seconds."""
     before = pipeline.time
     pipeline.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""The paper's stress tests (fig:gappiness): every method over gappiness, on 10^4, 1.7 10^7 and 10^9 cells.
+"""The paper's stress tests (Figure 1): every method over gappiness, on 10^4, 1.7 10^7 and 10^9 cells.
 
     python -m benchmarks.stress --output results/stress
 

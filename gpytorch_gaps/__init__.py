@@ -11,8 +11,8 @@ from gpytorch_gaps.filling.accessor import register_with_xarray
 if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and editors
     from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
     from gpytorch_gaps import plot as plot
-    from gpytorch_gaps.filling.fill import Filled, fill_gaps
-    from gpytorch_gaps.filling.report import FillReport
+    from gpytorch_gaps.filling.fill import fill_gaps
+    from gpytorch_gaps.filling.report import Filled, FillReport
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
     from gpytorch_gaps.kernels import GappyGridKernel
@@ -80,7 +80,7 @@ _HOMES = {
     "CalibrationWarning": "reports",
     "CartesianGrid": "grid.cartesian",
     "FillReport": "filling.report",
-    "Filled": "filling.fill",
+    "Filled": "filling.report",
     "FitError": "training.history",
     "GappyGridKernel": "kernels",
     "GappyGridLikelihood": "likelihoods",

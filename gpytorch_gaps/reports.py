@@ -27,7 +27,12 @@ class CalibrationWarning(NumericalWarning):
 
 
 class NotConvergedWarning(NumericalWarning):
-    """A solve ended above its tolerance; the message holds the residual reached and what to try."""
+    """A solve ended above its tolerance; the message holds the residual reached and what to try.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", NotConvergedWarning)  # a solve that does not converge raises
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +45,12 @@ class SolveReport:
     products, preconditioner and its set-up when this solve paid for it. `expected_seconds` is what `auto` thought that
     the method would take on this machine. Right-hand sides that were solved for some at a time make one report of
     several `parts`, of which numbers are added up.
+
+    >>> from gpytorch_gaps.operators import SelectedKroneckerOperator
+    >>> with record_solves() as solves:
+    ...     _ = SelectedKroneckerOperator(torch.eye(3).double()).add_diagonal(1.0).solve(torch.ones(3, 1).double())
+    >>> solves[0].method, solves[0].converged, solves[0].num_rhs
+    ('cholesky', True, 1)
     """
 
     method: str
@@ -85,7 +96,14 @@ class SolveReport:
 
 @dataclass(frozen=True, eq=False)
 class LogdetReport:
-    """One log-determinant. `standard_error` is zero on exact paths, None for Nystrom, which is biased."""
+    """One log-determinant. `standard_error` is zero on exact paths, None for Nystrom, which is biased.
+
+    >>> from gpytorch_gaps.operators import SelectedKroneckerOperator
+    >>> with record_solves() as solves:
+    ...     _ = SelectedKroneckerOperator(torch.eye(3).double()).add_diagonal(1.0).logdet()
+    >>> solves.logdets[0].method, float(solves.logdets[0].standard_error)
+    ('exact', 0.0)
+    """
 
     method: str
     value: Tensor
@@ -108,6 +126,10 @@ class VarianceReport:
     were reached and the rounding of what cancels where variances are far below the prior's; for the others
     what 95 % of points stay within, judged by some exact ones (``"low_rank"``) or by the number of samples
     (``"pathwise"``: about two standard errors).
+
+    >>> report = VarianceReport("exact", torch.zeros(2), seconds=0.0)
+    >>> print(report)
+    exact variances of 2 points: error up to 0.0e+00, 0 s
     """
 
     method: str
@@ -132,7 +154,13 @@ class VarianceReport:
 
 
 class SolveRecord(list[SolveReport]):
-    """The solves of a block, in order; its log-determinants in `logdets`, variances of posteriors in `variances`."""
+    """The solves of a block, in order; its log-determinants in `logdets`, variances of posteriors in `variances`.
+
+    >>> with record_solves() as solves:
+    ...     pass
+    >>> len(solves), solves.logdets, solves.variances
+    (0, [], [])
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +173,15 @@ _recorders: list[SolveRecord] = []
 
 @contextmanager
 def record_solves() -> Iterator[SolveRecord]:
-    """Collects a report of every solve made inside the block. Blocks may nest: the outer one sees the inner's too."""
+    """Collects a report of every solve made inside the block. Blocks may nest: the outer one sees the inner's too.
+
+    :return: a context that gives a :class:`SolveRecord`.
+
+    >>> with record_solves() as outer, record_solves() as inner:
+    ...     pass
+    >>> len(outer) == len(inner) == 0
+    True
+    """
     record = SolveRecord()
     _recorders.append(record)
     try:

@@ -16,7 +16,7 @@ import torch
 from gpytorch_gaps.__main__ import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MOST_LEFT_OUT = 2
 

@@ -169,7 +169,7 @@ def test_the_next_posterior_is_not_told_to_the_last_record():
 
 @pytest.mark.parametrize("what", ["mean", "variance", "sample"])
 @pytest.mark.parametrize("case", ["two axes", "a sum of two grid kernels"])
-def test_backward_passes(case, what):
+def test_backward_passes_tell_both_records(case, what):
     """Run later, they tell the record of the forward pass, and one that is active by then."""
     model = CASES[case](small=True).ours.eval()
     x = CASES[case](small=True).test_x[:5]
@@ -377,7 +377,7 @@ WITH_AN_ARGUMENT = ["samples", "groups left out", "observations left out", "leav
 
 
 @pytest.mark.parametrize("name", BARS)
-def test_bars_show(name, impatient, capsys):
+def test_bars_show_after_a_while(name, impatient, capsys):
     BARS[name]()
     captured = capsys.readouterr()
     assert f"{name}: " in captured.err

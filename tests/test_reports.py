@@ -66,7 +66,7 @@ def test_log_determinants_are_kept_apart():
     assert solves.logdets == [report]
 
 
-def test_blocks_nest():
+def test_nested_records_all_get_the_report():
     with record_solves() as outer:
         silently(solve_report(method="fill"))
         with record_solves() as inner:

@@ -55,7 +55,7 @@ def restored():
 
 
 @pytest.mark.parametrize(("name", "value"), DEFAULTS.items())
-def test_defaults(name, value):
+def test_defaults_are_those_documented(name, value):
     assert getattr(settings, name).value() == value
 
 
@@ -108,7 +108,7 @@ def test_a_bad_inner_value_leaves_the_outer_one():
         assert settings.gap_method.value() == "fill"
 
 
-def test_contexts_nest():
+def test_nested_contexts_restore_what_was_before():
     with settings.gap_method("fill"), settings.preconditioner_rank(5):
         with settings.gap_method("ignore"):
             assert (settings.gap_method.value(), settings.preconditioner_rank.value()) == ("ignore", 5)

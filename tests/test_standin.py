@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(bool(standin.UNAVAILABLE), reason=standin.UNAVAI
         (lambda device: torch.ones(4).to(str(device)), (4,)),
     ],
 )
-def test_factories(make, shape):
+def test_factories_make_tensors_on_the_device(make, shape):
     made = make(DEVICE)
     assert made.device == DEVICE
     assert made.shape == shape
@@ -49,7 +49,7 @@ def test_factories(make, shape):
 @pytest.mark.parametrize(
     "make", [torch.randn, torch.rand, torch.empty, lambda n, device: torch.randperm(n, device=device)]
 )
-def test_random_factories(make):
+def test_random_factories_make_tensors_on_the_device(make):
     made = make(5, device=DEVICE)
     assert made.device == DEVICE
     assert made.shape == (5,)
@@ -172,7 +172,7 @@ def test_no_array_without_a_copy():
         (lambda x: x.sort(), 0, 0),
     ],
 )
-def test_counts(do, copies, syncs):
+def test_copies_and_waits_are_counted(do, copies, syncs):
     x = torch.ones(3, device=DEVICE)
     with count_transfers() as counts:
         do(x)

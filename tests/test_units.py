@@ -94,7 +94,7 @@ def test_variances_and_their_stated_errors(method, dtype, unit):
 
 
 @units
-def test_draws(unit):
+def test_draws_scale_with_the_unit(unit):
     draws = []
     for own in (1.0, unit):
         model, grid = model_in(own)

@@ -124,7 +124,7 @@ def inspect(kind: ArrayAdapter) -> Inspection:
     gaps, whole = is_gap(values), values.shape == kind.shape
     cycles: list[list[float]] = [[] for _ in kind.axes]
     if 0 < num_gaps < math.prod(kind.shape) and not num_infinite and not is_streamed(kind):
-        cycles = find_cycles(np.ma.filled(values.astype(np.float64), np.nan), list(kind.axes))
+        cycles = find_cycles(np.ma.filled(values.astype(np.float64), np.nan), kind.axes)
     return Inspection(
         shape=kind.shape,
         dtype=str(kind.array.dtype),

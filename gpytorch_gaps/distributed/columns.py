@@ -1,13 +1,13 @@
-"""A training step by several processes: every rank solves for some of the columns.
+"""A training step on several processes: each solves for some of the columns of the likelihood.
 
-The log marginal likelihood of many observations takes one solve for the data and one for each probe of the
-log-determinant, which know nothing of each other. So every rank has the model and the data, and its share of these
-columns; value and gradient are sums over ranks:
+The marginal log likelihood of many observations takes one solve for the data and one for each probe of the
+log-determinant, all independent of each other. Every process holds the model and the data, and solves for its share of
+these columns. Value and gradient are sums over processes:
 
-    log|A| ~ 1/k sum_j f(z_j) = sum_ranks  (k_rank / k) (1 / k_rank sum_{j here} f(z_j))
+    log|A| ~ 1/k sum_j f(z_j) = sum_processes  (k_own / k) (1 / k_own sum_{own j} f(z_j))
 
-What is sent for a step are a few numbers, and the gradients of the parameters. Nothing is sent while iterating. Probes
-are drawn by all ranks alike, so that the sum is that of one process with the same seed.
+A step sends a few numbers and the gradients of the parameters, and nothing while iterating. All processes draw the same
+probes, so that the sum equals that of a single process with the same seed.
 """
 
 import math
@@ -22,11 +22,11 @@ from torch.nn import Module, Parameter
 from gpytorch_gaps.distributed.communicator import Communicator, RankError, split_evenly
 
 T = TypeVar("T")
-_ALIKE = 1e-6  # relative: rounding on another machine is less, another step of training more
+_SAME = 1e-6  # relative: rounding on another machine differs by less, another step of training by more
 
 
 class _SumOverRanks(Function):
-    """A sum of what every rank has. Gradients go to the own part, times the ranks: they are averaged in the end."""
+    """A sum over processes. Gradients go to the own part, times the number of processes: they are averaged later."""
 
     @staticmethod
     def forward(ctx: Any, ranks: Communicator, own: Tensor, *of: Tensor) -> Tensor:
@@ -39,12 +39,18 @@ class _SumOverRanks(Function):
 
 
 def sum_over_ranks(ranks: Communicator, own: Tensor, of: Iterable[Tensor] = ()) -> Tensor:
-    """:param of: what the sum is a function of, also for a rank that has no part of it, and no gradient."""
+    """The sum of a tensor over processes, whose gradients :func:`average_gradients` completes.
+
+    :param of: tensors to keep in the autograd graph on processes whose contribution is zero.
+    """
     return own if ranks.size == 1 else _SumOverRanks.apply(ranks, own, *of)
 
 
 class Share:
-    """Which of the columns of a likelihood are this rank's: the data's, of the first rank, and some probes."""
+    """The columns of a likelihood that this process solves for: some probes and, on the main process, the data.
+
+    :param num_probes: number of probes of all processes together.
+    """
 
     def __init__(self, ranks: Communicator, num_probes: int) -> None:
         self.ranks, self.num_probes = ranks, num_probes
@@ -54,44 +60,65 @@ class Share:
 
     @property
     def count(self) -> int:
+        """Number of own probes."""
         return self.probes.stop - self.probes.start
 
     @property
     def weight(self) -> float:
+        """Weight of the mean over the own probes in the mean over all."""
         return self.count / self.num_probes
 
     def of(self, estimates: Tensor | None) -> Tensor:
-        """What the probes of all ranks have estimated. shape: (own probes, *batch) -> (probes, *batch)"""
+        """The estimates of the probes of all processes. shape: (own probes, *batch) -> (probes, *batch)"""
         if self.ranks.size == 1 and estimates is not None:
             return estimates
         own = None if estimates is None else estimates.detach().cpu()
         return torch.cat([part for part in self.ranks.gather(own, "likelihoods") if part is not None])
 
     def last(self, own: float) -> float:
-        """What the rank of the last column has found."""
+        """The number that the process of the last column has found."""
         ranks = self.ranks
         return ranks.gather(own, "likelihoods")[min(ranks.size, self.num_probes + 1) - 1]
 
 
 def same_problem(ranks: Communicator, choice: T, tensors: Iterable[Tensor | None]) -> T:
-    """The first rank's choice, if all have the same data and hyperparameters, as far as their sums tell."""
+    """The choice of the main process. Sums of the tensors must agree between processes.
+
+    :param tensors: data and hyperparameters.
+    :raises RankError: if they differ.
+    """
     known = [tensor.detach().double() for tensor in tensors if tensor is not None and tensor.is_floating_point()]
     sums = torch.stack([part for tensor in known for part in (tensor.sum(), tensor.square().sum())]).tolist()
     (first, wanted), *others = ranks.gather((choice, sums), "likelihoods")
     for rank, (_, theirs) in enumerate(others, 1):
         same = len(theirs) == len(wanted) and all(
-            math.isclose(a, b, rel_tol=_ALIKE, abs_tol=_ALIKE) or a != a for a, b in zip(theirs, wanted, strict=True)
+            math.isclose(a, b, rel_tol=_SAME, abs_tol=_SAME) or a != a for a, b in zip(theirs, wanted, strict=True)
         )
         if not same:
             raise RankError(
                 f"{ranks}: data or hyperparameters of rank {rank} are not those of rank 0, expected the same on all. "
-                "Random data and models want one seed; a training loop of your own average_gradients after backward"
+                "Use the same seed on all ranks; in your own loop, call average_gradients() after backward()."
             )
     return first
 
 
 def average_gradients(parameters: Module | Iterable[Parameter], group: Any = None) -> None:
-    """After ``loss.backward()`` inside ``settings.group(group)``: the gradients of the loss, the same on every rank."""
+    """Complete the gradients after ``loss.backward()`` inside ``settings.group(group)``.
+
+    Every process then holds the gradients of the whole loss. ``fit(group=...)`` does this by itself.
+
+    >>> import gpytorch_gaps as gaps
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> layer(torch.ones(2)).backward()
+    >>> with gaps.distributed.process_group() as group:
+    ...     gaps.distributed.average_gradients(layer, group)
+    >>> layer.weight.grad.tolist()
+    [[1.0, 1.0]]
+
+    :param parameters: a module, or parameters. Their `grad` is replaced.
+    :param group: the process group of the likelihood; None for this process alone.
+    :return: nothing.
+    """
     ranks = group if isinstance(group, Communicator) else Communicator(group)
     if isinstance(parameters, Module):
         parameters = parameters.parameters()
@@ -104,12 +131,12 @@ def average_gradients(parameters: Module | Iterable[Parameter], group: Any = Non
     flat = ranks.sum(flat, "gradients")
     found = flat[len(trained) :].div(ranks.size).split([p.numel() for p in trained])
     for parameter, here, gradient in zip(trained, flat[: len(trained)].tolist(), found, strict=True):
-        if here:  # for somebody
+        if here:  # on some process
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
 
 
 def same_start(model: Module, ranks: Communicator) -> None:
-    """The first rank's parameters, buffers and random state, for all."""
+    """Give all processes the parameters, buffers and random state of the main process."""
     if ranks.size == 1:
         return
     with torch.no_grad():

@@ -37,12 +37,13 @@ class Traffic:
     >>> traffic.add("sums", 4096)
     >>> traffic.total, str(traffic)
     (4096, 'sums: 1 x 4 KiB')
+
+    :param messages: number of messages for each purpose.
+    :param bytes: number of bytes for each purpose.
     """
 
     messages: dict[str, int] = field(default_factory=dict)
-    """Number of messages for each purpose."""
     bytes: dict[str, int] = field(default_factory=dict)
-    """Number of bytes for each purpose."""
 
     def add(self, purpose: str, size: int) -> None:
         """Count a message of `size` bytes."""

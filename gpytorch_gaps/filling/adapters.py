@@ -15,7 +15,7 @@ import torch
 
 from gpytorch_gaps.filling.axes import Axis, describe_axes
 from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
-from gpytorch_gaps.utils.dtypes import to_dtype
+from gpytorch_gaps.utils.dtypes import to_dtype, write_where
 
 
 def adapt(values: Any, axes: Sequence[Any] | None = None) -> "ArrayAdapter":
@@ -97,14 +97,7 @@ class ArrayAdapter(ABC):
 
 def write_gaps(held: np.ndarray, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ndarray:
     """A copy of `held` with `values`, converted to its dtype, in the `gaps` or, if `smooth`, everywhere."""
-    result = np.array(np.ma.getdata(held), copy=True, order="K")
-    where = np.ones_like(gaps) if smooth else gaps
-    result[where] = _to_dtype(values[where], result.dtype)
-    return result
-
-
-def _to_dtype(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return values > 0.5 if dtype.kind == "b" else to_dtype(values, dtype)
+    return write_where(held, values, np.ones_like(gaps) if smooth else gaps)
 
 
 def _std_dtype(dtype: np.dtype) -> np.dtype:
@@ -240,5 +233,5 @@ def _write_series(column: Any, values: np.ndarray, gaps: np.ndarray, smooth: boo
     result = column.copy()
     where = np.ones_like(gaps) if smooth else gaps
     dtype = np.dtype(getattr(column.dtype, "numpy_dtype", column.dtype))
-    result.iloc[np.flatnonzero(where)] = _to_dtype(values[where], dtype)
+    result.iloc[np.flatnonzero(where)] = to_dtype(values[where], dtype)
     return result

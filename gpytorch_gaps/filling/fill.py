@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,48 +15,13 @@ from gpytorch_gaps.filling.index_grid import is_a
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
-from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.report import Filled, FillReport
 from gpytorch_gaps.filling.streamed import StreamedFilling
 
 MAX_CELLS_IN_MEMORY = 4_000_000
 """Arrays with more cells are streamed."""
 
 _ROUNDING = 4 * np.finfo(np.float64).eps  # values whose relative difference is smaller are equal
-
-
-@dataclass(frozen=True, eq=False)
-class Filled:
-    """The result of ``fill_gaps``.
-
-    For a Dataset, `mean`, `std` and `gaps` are Datasets, and `model` and `report` are dictionaries by variable.
-
-    >>> import numpy as np, gpytorch_gaps as gaps
-    >>> result = gaps.fill_gaps(np.array([2.0, np.nan, 2.0]), progress=False)
-    >>> result.mean
-    array([2., 2., 2.])
-    >>> result.gaps
-    array([False,  True, False])
-    """
-
-    mean: Any
-    """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set."""
-    std: Any
-    """Standard deviation of the mean's error, in the same form as the input.
-
-    In a gap it is that of a measurement, noise included; at observed values it is 0. With `smooth` it is that of the
-    field without noise, everywhere. It is widened below 30 observations, and NaN in gaps if there is only one
-    observation or if all are equal. None if it was not asked for or if values were streamed.
-    """
-    gaps: Any
-    """Flags of the gaps, in the same form as the input."""
-    model: Any
-    """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
-    anywhere. None if there was nothing to learn or if values were streamed."""
-    report: Any
-    """A :class:`FillReport` of what was done, and of the error to expect."""
-
-    def __repr__(self) -> str:
-        return f"<Filled {self.report}>"
 
 
 def fill_gaps(
@@ -172,8 +136,7 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     with _seeded(options.seed):
         chosen = filling.choose_model()
         check = filling.check_model(chosen)
-        found = filling.predict(chosen)
-    return Filled(found.mean, found.std, found.gaps, found.model, filling.report(chosen, check, found))
+        return filling.predict(chosen, check)
 
 
 @contextmanager

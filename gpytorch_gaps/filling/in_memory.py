@@ -13,8 +13,9 @@ from gpytorch_gaps.filling.grid_values import GridValues, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.pipeline import Filling, Outcome
+from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
+from gpytorch_gaps.filling.report import Filled
 
 _SCALED_NOTE = (
     "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
@@ -49,14 +50,15 @@ class InMemoryFilling(Filling):
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, some_gaps)
 
-    def predict(self, chosen: ChosenModel) -> Outcome:
+    def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
         options, gaps = self.options, np.isnan(self.numbers)
         where = np.ones_like(gaps) if options.smooth else gaps
         model = self.condition(chosen)
         x = coordinates(self.source.axes, np.argwhere(where)).to(self.adapter.device)
         with self.stopwatch("mean"):
             prediction = Prediction(model, x, options)
-        mean, std, gap_variance, std_method = self.numbers.copy(), None, None, ""
+        mean, std, std_method = self.numbers.copy(), None, ""
+        gap_variance = None if check is None else check.gap_variance
         mean[where] = prediction.mean.cpu().numpy()
         num_observed = int((~gaps).sum())
         if options.std:
@@ -69,15 +71,21 @@ class InMemoryFilling(Filling):
                 gap_variance = float(np.mean(std[gaps] ** 2)) + (chosen.noise if options.smooth else 0.0)
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
-        return Outcome(
-            mean=self.adapter.wrap_filled(mean, gaps, options.smooth),
-            std=None if std is None else self.adapter.wrap_like_input(std),
-            gaps=self.adapter.wrap_like_input(gaps),
+        report = self._report(
+            chosen,
+            check,
+            gap_variance,
+            self._notes(num_observed),
             num_gaps=int(gaps.sum()),
-            model=model,
-            gap_variance=gap_variance,
-            notes=tuple(self._notes(num_observed)),
-            entries={"solve": prediction.solve, "std_method": std_method},
+            solve=prediction.solve,
+            std_method=std_method,
+        )
+        return Filled(
+            self.adapter.wrap_filled(mean, gaps, options.smooth),
+            None if std is None else self.adapter.wrap_like_input(std),
+            self.adapter.wrap_like_input(gaps),
+            model,
+            report,
         )
 
     def _notes(self, num_observed: int) -> list[str]:

@@ -3,9 +3,8 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,30 +14,14 @@ from gpytorch_gaps.filling.calibration import Check, stated_error
 from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.grid_values import GridValues, choose_part
 from gpytorch_gaps.filling.holdout import Withheld, withhold
-from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.report import Filled, FillReport
 
 _AXIS_MATRICES = 3  # covariance matrices of the longest axis that are in memory at once
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The result of a filling: `mean`, `std` and `gaps` in the form of the input, and what the report says of it."""
-
-    mean: Any
-    std: Any
-    gaps: Any
-    num_gaps: int
-    model: FillModel | None = None
-    gap_variance: float | None = None
-    notes: tuple[str, ...] = ()
-    entries: dict[str, Any] = field(default_factory=dict)
-    """Further entries of the report."""
-
-
 class Filling(ABC):
-    """One filling: ``choose_model``, ``check_model``, ``predict`` and ``report``, in this order.
+    """One filling: ``choose_model``, ``check_model`` and ``predict``, in this order.
 
     :param adapter: the array.
     :param source: its values, as the model sees them.
@@ -73,21 +56,9 @@ class Filling(ABC):
         with self.stopwatch("held-out check"):
             return self._check(chosen, self.withheld)
 
-    def report(self, chosen: ChosenModel, check: Check | None, outcome: Outcome) -> FillReport:
-        gap_variance = outcome.gap_variance
-        if gap_variance is None and check is not None:
-            gap_variance = check.gap_variance
-        return FillReport(
-            shape=self.adapter.shape,
-            num_gaps=outcome.num_gaps,
-            axes=tuple(map(str, self.source.axes)),
-            kernel=chosen.learned.name,
-            noise_std=math.sqrt(chosen.noise),
-            **stated_error(check, gap_variance, (*chosen.notes, *outcome.notes)),
-            history=chosen.learned.history,
-            seconds=self.stopwatch.seconds,
-            **outcome.entries,
-        )
+    @abstractmethod
+    def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
+        """Fills the gaps, given all observations."""
 
     @abstractmethod
     def _choose(self, seen: GridValues) -> ChosenModel:
@@ -97,9 +68,24 @@ class Filling(ABC):
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         """Predicts withheld observations of ``self.part``."""
 
-    @abstractmethod
-    def predict(self, chosen: ChosenModel) -> Outcome:
-        """Fills the gaps, given all observations."""
+    def _report(
+        self, chosen: ChosenModel, check: Check | None, gap_variance: float | None, notes: Sequence[str], **about: Any
+    ) -> FillReport:
+        """The report of this filling.
+
+        :param gap_variance: the mean square error that the model expects in the gaps.
+        :param about: further entries.
+        """
+        return FillReport(
+            shape=self.adapter.shape,
+            axes=tuple(map(str, self.source.axes)),
+            kernel=chosen.learned.name,
+            noise_std=math.sqrt(chosen.noise),
+            **stated_error(check, gap_variance, (*chosen.notes, *notes)),
+            history=chosen.learned.history,
+            seconds=self.stopwatch.seconds,
+            **about,
+        )
 
 
 class Stopwatch:

@@ -1,4 +1,4 @@
-"""Report of a filling: what was done, and the error to expect."""
+"""The result of a filling, and the report of what was done and of the error to expect."""
 
 import math
 from dataclasses import dataclass, field
@@ -132,3 +132,38 @@ def _in_short(solve: SolveReport) -> str:
     ended = "" if solve.converged else "NOT CONVERGED, "
     bound = f"within {solve.error_in_std:.1e} standard deviations of the exact mean"
     return f"{solve.method}{rank}: {ended}{solve.iterations} iterations, {bound}"
+
+
+@dataclass(frozen=True, eq=False)
+class Filled:
+    """The result of ``fill_gaps``.
+
+    For a Dataset, `mean`, `std` and `gaps` are Datasets, and `model` and `report` are dictionaries by variable.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> result = gaps.fill_gaps(np.array([2.0, np.nan, 2.0]), progress=False)
+    >>> result.mean
+    array([2., 2., 2.])
+    >>> result.gaps
+    array([False,  True, False])
+    """
+
+    mean: Any
+    """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set."""
+    std: Any
+    """Standard deviation of the mean's error, in the same form as the input.
+
+    In a gap it is that of a measurement, noise included; at observed values it is 0. With `smooth` it is that of the
+    field without noise, everywhere. It is widened below 30 observations, and NaN in gaps if there is only one
+    observation or if all are equal. None if it was not asked for or if values were streamed.
+    """
+    gaps: Any
+    """Flags of the gaps, in the same form as the input."""
+    model: Any
+    """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
+    anywhere. None if there was nothing to learn or if values were streamed."""
+    report: Any
+    """A :class:`FillReport` of what was done, and of the error to expect."""
+
+    def __repr__(self) -> str:
+        return f"<Filled {self.report}>"

@@ -22,7 +22,8 @@ from gpytorch_gaps.filling.grid_values import GridValues, region_around
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.pipeline import Filling, Outcome
+from gpytorch_gaps.filling.pipeline import Filling
+from gpytorch_gaps.filling.report import Filled
 from gpytorch_gaps.reconstruction.inputs import truncation_level
 from gpytorch_gaps.reconstruction.reconstruct import reconstruct
 from gpytorch_gaps.reconstruction.result import Reconstruction
@@ -86,19 +87,14 @@ class StreamedFilling(Filling):
         model = chosen.conditioned(part.without(withheld.hidden))
         return check_withheld(model, part, withheld, self.options, some_gaps, mean)
 
-    def predict(self, chosen: ChosenModel) -> Outcome:
+    def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
         with self.stopwatch("mean"):
             result = self._reconstruct(self.adapter.array, self.source.axes, chosen)
-        write = self._write_chunks if self.adapter.chunked else self._write
-        mean, gaps = write(result)
-        return Outcome(
-            mean=mean,
-            std=None,
-            gaps=gaps,
-            num_gaps=math.prod(self.source.shape) - result.report.num_train,
-            notes=tuple(self._notes()),
-            entries={"solve": result.report},
-        )
+        mean, gaps = self._write_chunks(result) if self.adapter.chunked else self._write(result)
+        gap_variance = None if check is None else check.gap_variance
+        num_gaps = math.prod(self.source.shape) - result.report.num_train
+        report = self._report(chosen, check, gap_variance, self._notes(), num_gaps=num_gaps, solve=result.report)
+        return Filled(mean, None, gaps, None, report)
 
     def _notes(self) -> list[str]:
         notes = ["values were streamed: there are no standard deviations, and no model in memory"]

@@ -7,7 +7,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpytorch_gaps.formats.opened import OpenedFile, reading, require_numbers, single_array
-from gpytorch_gaps.utils.dtypes import equal_to, is_gap, write_gaps
+from gpytorch_gaps.utils.dtypes import equal_to, is_gap, write_where
 from gpytorch_gaps.utils.files import atomic_write
 
 SLAB_BYTES = 2**26
@@ -33,6 +33,14 @@ def with_gaps(array: np.ndarray, gap_values: Sequence[float]) -> np.ndarray:
     return np.ma.MaskedArray(array, mask=mask, copy=False)
 
 
+def with_filled(held: np.ndarray, data: Any, filled: Any, reserved: Sequence[float] = ()) -> np.ndarray:
+    """A copy of `held` with the values of `filled` at the gaps of `data`, except where `filled` has gaps as well.
+
+    :param held: the array as stored; `data` is the same array with its gaps masked or NaN.
+    """
+    return write_where(held, np.ma.getdata(filled), is_gap(data) & ~is_gap(filled), reserved)
+
+
 class ArrayFile(OpenedFile):
     """A file of one array. `held` is the array as stored; `reserved` are the numbers that mark a gap in it."""
 
@@ -50,7 +58,7 @@ class ArrayFile(OpenedFile):
     def _stored(self, filled: Any, lossless: bool) -> np.ndarray:
         """The array to write: floating-point numbers with NaN at gaps if `lossless`, else as the file stores them."""
         if not lossless:
-            return write_gaps(self.held, self.data, filled, self.reserved)
+            return with_filled(self.held, self.data, filled, self.reserved)
         masked = np.ma.isMaskedArray(filled) and filled.dtype.kind == "f"
         return filled.filled(np.nan) if masked else np.ma.getdata(filled)
 
@@ -91,7 +99,7 @@ class NpyFile(ArrayFile):
         def write(stream: IO[bytes]) -> None:
             result = np.lib.format.open_memmap(stream.name, "w+", self.dtype, self.held.shape, self.fortran_order)
             for rows in slabs(self.held.shape, self.held.itemsize):
-                result[rows] = write_gaps(self.held[rows], self.data[rows], filled[rows], self.reserved)
+                result[rows] = with_filled(self.held[rows], self.data[rows], filled[rows], self.reserved)
             result.flush()
 
         return atomic_write(path, write)

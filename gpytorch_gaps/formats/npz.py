@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from gpytorch_gaps.formats.arrays import ArrayFile, native, read_header, with_gaps
-from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers, table_names
+from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers
 from gpytorch_gaps.utils.dtypes import is_gap
 from gpytorch_gaps.utils.files import atomic_write
 
@@ -132,11 +132,9 @@ def _named_arrays(opened: OpenedFile, filled: Any) -> dict[str, np.ndarray]:
     if hasattr(filled, "coords"):
         held = filled.to_dataset(name=filled.name or opened.name) if hasattr(filled, "to_dataset") else filled
         arrays = {str(name): held[name].values for name in held.variables}
-    elif hasattr(filled, "columns"):
-        row, column, name = table_names(filled, "index", "columns")
-        arrays = {name: filled.values, row: filled.index.values, column: filled.columns.values}
     else:
-        arrays = {opened.name: filled, **dict(found for found in opened.coordinates if found)}
+        name, values, coordinates = opened._labelled(filled)
+        arrays = {name: values, **dict(filter(None, coordinates))}
     return {
         name: np.asarray(a).astype(str) if getattr(a.dtype, "kind", "O") not in "biufmMSU" else np.asarray(a)
         for name, a in arrays.items()

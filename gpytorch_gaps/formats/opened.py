@@ -69,6 +69,10 @@ class OpenedFile(ABC):
     def _for_other_formats(self, filled: Any, lossless: bool) -> Any:
         return filled
 
+    def _labelled(self, filled: Any) -> tuple[str, np.ndarray, list[tuple[str, np.ndarray] | None]]:
+        """Name, values and coordinates of an array, for formats that store them."""
+        return self.name, np.asarray(filled), self.coordinates or [None] * filled.ndim
+
     def check(self, path: Path, lossless: bool = False) -> None:
         """Raises if :meth:`write` with the same arguments could not write. See :func:`check_output`."""
         kind = format_of(path)
@@ -207,11 +211,3 @@ def single_array(opened: OpenedFile, data: Any, path: Path) -> Any:
             "one; pick it with --variable NAME, or write .nc, .zarr or .npz"
         )
     return data[names[0]]
-
-
-def table_names(table: Any, row: str, column: str) -> tuple[str, str, str]:
-    """Distinct names for the rows, the columns and the values of a DataFrame; `row` and `column` are the defaults."""
-    row = str(table.index.name or row)
-    column = str(table.columns.name or column)
-    column = column if column != row else f"{column}_"
-    return row, column, "values" if "values" not in (row, column) else "table_values"

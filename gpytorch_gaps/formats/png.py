@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.formats.arrays import ArrayFile
+from gpytorch_gaps.formats.arrays import ArrayFile, with_filled
 from gpytorch_gaps.formats.opened import OpenedFile, reading, single_array
-from gpytorch_gaps.utils.dtypes import equal_to, is_gap, next_to, write_gaps
+from gpytorch_gaps.utils.dtypes import equal_to, is_gap, next_to
 from gpytorch_gaps.utils.files import atomic_write
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -74,7 +74,7 @@ class PngFile(ArrayFile):
         """A colour marks a gap if all of its channels do, so that it is enough to change one of them."""
         if lossless or self.held.ndim == 2:
             return super()._stored(filled, lossless)
-        pixels = write_gaps(self.held, self.data, filled)
+        pixels = with_filled(self.held, self.data, filled)
         for value in self.reserved:
             marked = self._filled_pixels(filled) & equal_to(pixels, value).all(axis=2)
             if marked.any():

@@ -101,6 +101,12 @@ class CsvFile(OpenedFile):
         content = _replaced(self.text, self.delimiter, cells).encode(self.encoding)
         atomic_write(path, lambda stream: stream.write(content))
 
+    def _labelled(self, filled: "pandas.DataFrame") -> tuple[str, np.ndarray, list[tuple[str, np.ndarray] | None]]:
+        row, column = str(filled.index.name or "row"), str(filled.columns.name or "column")
+        column = column if column != row else f"{column}_"
+        name = "values" if "values" not in (row, column) else "table_values"
+        return name, filled.to_numpy(), [(row, filled.index.to_numpy()), (column, filled.columns.to_numpy())]
+
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:
         import pandas

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpytorch_gaps.formats.arrays import slabs
-from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers, table_names
+from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers
 from gpytorch_gaps.utils.dtypes import to_dtype
 
 if TYPE_CHECKING:
@@ -92,14 +92,18 @@ class XarrayFile(OpenedFile):
     @classmethod
     def _new_dataset(cls, opened: OpenedFile, filled: Any) -> "xarray.Dataset":
         """The contents of a file of another format, or of the other format of xarray."""
+        import xarray
+
         if not isinstance(opened, XarrayFile):
-            return _labelled(opened, filled).to_dataset()
+            name, values, coordinates = opened._labelled(filled)
+            dims = [found[0] if found else f"dim_{i}" for i, found in enumerate(coordinates)]
+            return xarray.DataArray(values, dict(filter(None, coordinates)), dims, name).to_dataset()
         unpacked = opened._unpacked(filled)
         result = unpacked.drop_encoding()
-        for name in result.variables:
-            result[name].encoding = _meaning(unpacked[name].encoding)
-            if result[name].dtype.kind in "mMO":  # in chunks, times are not written in given units
-                result.variables[name].load()
+        for key, variable in result.variables.items():
+            result[key].encoding = _meaning(unpacked[key].encoding)
+            if variable.dtype.kind in "mMO":  # in chunks, times are not written in given units
+                variable.load()
         return result
 
 
@@ -152,17 +156,3 @@ def packed(values: np.ndarray, encoding: dict, dtype: np.dtype, gap_value: float
         reserved.append(scaled(gap_value) if meant.kind == "f" else np.rint(scaled(gap_value)))
     stored = to_dtype(values, meant, reserved)
     return stored.view(dtype.newbyteorder("=")) if meant.kind != dtype.kind else stored
-
-
-def _labelled(opened: OpenedFile, filled: Any) -> "xarray.DataArray":
-    """A table or an array with its coordinates as a DataArray."""
-    import xarray
-
-    if hasattr(filled, "columns"):
-        row, column, name = table_names(filled, "row", "column")
-        coordinates: list = [(row, filled.index.to_numpy()), (column, filled.columns.to_numpy())]
-    else:
-        name = opened.name
-        coordinates = opened.coordinates or [None] * filled.ndim
-    dims = [found[0] if found else f"dim_{i}" for i, found in enumerate(coordinates)]
-    return xarray.DataArray(np.asarray(filled), dict(filter(None, coordinates)), dims, name)

@@ -149,7 +149,10 @@ class GappyGridKernel(GridKernel):
         return found
 
     def share_lookups(self, other: "GappyGridKernel") -> None:
-        """Uses the look-ups of another kernel on the same grid."""
+        """Uses the cached look-ups of another kernel on the same grid.
+
+        :param other: the kernel.
+        """
         self._lookups = other._lookups
 
     def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
@@ -215,7 +218,7 @@ def _check_kernels(kernels: Any, grid: Any) -> None:
     if not isinstance(grid, CartesianGrid):
         raise ValueError(f"grid: got {type(grid).__name__}, expected a CartesianGrid")
     if isinstance(kernels, Kernel):
-        raise ValueError(f"kernels: got one {type(kernels).__name__}, expected a list of one kernel an axis")
+        raise ValueError(f"kernels: got one {type(kernels).__name__}, expected a list of one kernel per axis")
     if len(kernels) != len(grid.axes):
         raise ValueError(f"kernels: got {len(kernels)}, expected one for each of the grid's {len(grid.axes)} axes")
     for axis, kernel in enumerate(kernels):

@@ -19,11 +19,16 @@ from torch import Tensor
 from gpytorch_gaps.linalg.products import cast_without_denormals, kron_diagonal, kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import product_at, ravel
 from gpytorch_gaps.linalg.smooth_eigh import eigh_of_smooth
-from gpytorch_gaps.utils.threads import threads_for
+from gpytorch_gaps.utils.threads import Work, sized, threads_for
 
 _TIE_TOLERANCE = 1e-9  # relative: products of eigenvalues this close count as equal
 ROUNDING = 1e-13  # of the largest eigenvalue: rounding may make eigenvalues of a kernel negative by as much
 _MAX_ROOT_FLOPS = 0.6  # of those of a square product: two products with roots run at a lower rate
+
+
+def _solve_work(eigen: "KroneckerEigen", noise: Tensor, x: Tensor) -> Work:
+    columns = x.shape[:-2].numel() * x.size(-1)
+    return kron_matmul_flops([(q.size(-2), q.size(-1)) for q in eigen.vectors], columns), x.numel()
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class KroneckerEigen:
     def _narrow_roots(self) -> tuple[Tensor, ...]:
         return tuple(cast_without_denormals(root, torch.float32) for root in self.roots)
 
+    @sized(_solve_work)
     def shifted_solve(self, noise: Tensor, x: Tensor) -> Tensor:
         """``(K + s2 I)^-1 x = Q (T + s2)^-1 Q' x`` in two Kronecker products. shape: (*batch, M, C)"""
         spectrum = (self.products + noise).unsqueeze(-1)

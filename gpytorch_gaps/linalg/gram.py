@@ -2,8 +2,8 @@
 
 An entry is a sum over the grid of a product over axes,
 ``G[a, b] = sum_x w[x] prod_i Q_i[x_i, a_i] Q_i[x_i, b_i]``,
-so all of them are read off one rectangular Kronecker product of the mask with the pair factors
-``B_i[x_i, (a_i, b_i)] = Q_i[x_i, a_i] Q_i[x_i, b_i]``. Nothing of size N x p is formed, unless that is cheaper.
+so all of them can be looked up in one rectangular Kronecker product of the mask with the pair factors
+``B_i[x_i, (a_i, b_i)] = Q_i[x_i, a_i] Q_i[x_i, b_i]``. The N x p matrix is formed, in chunks, only if that is cheaper.
 """
 
 import math
@@ -44,15 +44,18 @@ def gram_flops(vectors: Sequence[Tensor], rank: int) -> tuple[float, float]:
 
 
 def pair_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, float]:
-    """The same from the shapes (m_i, columns in use) of the eigenvectors."""
+    """:func:`gram_flops` from the shapes (m_i, columns in use) of the eigenvectors."""
     by_axis = kron_matmul_flops([(columns * (columns + 1) // 2, size) for size, columns in shapes], 1)
     cells = math.prod(size for size, _ in shapes)
-    # the table of pair products is gathered into p^2 entries; a gather costs far more than a flop
+    # the table of pair products is gathered into p^2 entries; a gather costs far more than a FLOP
     return by_axis + 20.0 * rank * rank, float(cells) * rank * (rank + len(shapes))
 
 
 def structured_gram(vectors: Sequence[Tensor], positions: Tensor, contract: Contraction) -> Tensor:
-    """The same from a contraction of the mask: ``contract(bases)`` is ``(x) B_i' w`` for any bases B_i."""
+    """``S_p Q' diag(w) Q S_p'`` by axes, for a mask that is not held as a tensor.
+
+    :param contract: computes ``(x) B_i' w`` for any bases B_i.
+    """
     used = [torch.unique(axis, return_inverse=True) for axis in positions]
     vectors = [q[..., columns] for q, (columns, _) in zip(vectors, used, strict=True)]
     return _gram_from_pairs(vectors, torch.stack([local for _, local in used]), contract, _CHUNK_NUMBERS)
@@ -63,7 +66,7 @@ def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor)
         table = kron_matmul([basis.mT for basis in bases], weights.unsqueeze(-1)).squeeze(-1)
         return table.unflatten(-1, [basis.size(-1) for basis in bases])
 
-    # on its way a contraction holds the grid without its first axis for every pair on that; axes that shrink come first
+    # a contraction holds the grid without its first axis, for every pair on that axis
     within = weights.size(-1) // vectors[0].size(-2)
     return _gram_from_pairs(vectors, positions, contract, _CHUNK_NUMBERS, within)
 
@@ -71,17 +74,21 @@ def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor)
 def _gram_from_pairs(
     vectors: Sequence[Tensor], positions: Tensor, contract: Contraction, at_once: int, within: int = 1
 ) -> Tensor:
-    """Looks every entry up in a table of pair products, of which `at_once` numbers, or rows of `within`, are held."""
+    """Look up every entry in a table of pair products.
+
+    :param at_once: numbers of the table that are held at a time.
+    :param within: numbers that a contraction holds for every pair of the first axis.
+    """
     rank = positions.size(-1)
     pairs, pair_of = zip(*[_pair_basis(q) for q in vectors], strict=True)
     tail = math.prod(pair.size(-1) for pair in pairs[1:])
-    # the first axis is visited in chunks of pairs, so that the table of all pair products need not fit in memory
+    # pairs of the first axis are visited in chunks: the table of all pair products need not fit in memory
     chunk = max(1, at_once // max(1, tail, within))
     if chunk >= pairs[0].size(-1):
         table = contract(pairs).flatten(-len(vectors))
         first = pair_of[0][positions[0].unsqueeze(-1), positions[0]]  # shape: (p, p)
         return table[..., first * tail + _pairs_of(positions[1:], positions[1:], pair_of[1:])]
-    # eigenvectors with the same column on the first axis side by side: a pair of columns is a block of the matrix
+    # sorted by their column on the first axis, the eigenvectors of a pair of columns form a block of the matrix
     order = positions[0].argsort(stable=True)
     counts = torch.bincount(positions[0], minlength=vectors[0].size(-1)).tolist()
     ends = list(accumulate(counts))
@@ -107,7 +114,7 @@ def _gram_from_pairs(
 
 
 def _pairs_of(first: Tensor, second: Tensor, pair_of: Sequence[Tensor]) -> Tensor:
-    """The flat pair of columns, over some axes, of each two eigenvectors. shape: (axes, p), (axes, q) -> (p, q)"""
+    """The flat index of the pair of columns of every two eigenvectors. shape: (axes, p), (axes, q) -> (p, q)"""
     flat = torch.zeros(first.size(-1), second.size(-1), dtype=torch.long, device=first.device)
     for own, other, rows in zip(first, second, pair_of, strict=True):
         flat = flat * (rows.size(-1) * (rows.size(-1) + 1) // 2) + rows[own.unsqueeze(-1), other]

@@ -1,11 +1,11 @@
 """The observed cells of a grid, one byte each, swept in cache-sized tiles: expand, mask, project, add up.
 
 With bases ``Phi = (x) Phi_i`` of shape ``m_i x r_i`` a sweep computes ``Phi' W'W Phi w`` while the grid passes through
-the cache: nothing of the size of the grid is held but its mask.
+the cache. Only the mask has the size of the grid.
 
 One axis is *carried*, the first or the last: it is expanded and projected tile by tile, in ``4 M r`` FLOPs. The other
-axes are expanded before and projected after, a block of rows of the leading one of them at a time, which costs little
-where the carried axis is long.
+axes are expanded before and projected after, one block of rows of the leading one of them at a time. That costs little
+if the carried axis is long.
 
 >>> grid = MaskedGrid(torch.tensor([[True, False], [True, True]]))
 >>> eye = torch.eye(2, dtype=torch.float64)
@@ -21,19 +21,20 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.utils.threads import threads_for
 
-_TILE_BYTES = 2**21  # on a host, to stay in cache; half or twice that is as good: see `benchmarks.scaling --tiles`
-_TILE_BYTES_ON_DEVICE = 2**28  # a device has no such cache, and wants more work at a time
-_ROWS = 256  # of a tile, or columns, so that both of its matrix products run well
-_WORTH_THREADS = 2**21  # cells
-_BLOCK = 2**24  # numbers that the other axes are expanded to at a time
+_TILE_BYTES = 2**21  # on a host, to stay in cache; half or twice that is as fast: see `benchmarks.scaling --tiles`
+_TILE_BYTES_ON_DEVICE = 2**28  # a device has no such cache, and needs more work at a time
+_TILE_ROWS = 256  # rows or columns of a tile, so that both of its matrix products are efficient
+_MIN_CELLS_FOR_THREADS = 2**21
+_BLOCK_NUMBERS = 2**24  # numbers that the other axes are expanded to at a time
 
 
 class MaskedGrid:
-    """Which cells of a grid are observed, and what follows from it for a product basis.
+    """The observed cells of a grid, and products of their mask with a product basis.
 
-    :param observed: True, or one, where a cell is observed; boolean or uint8, of the grid's shape. Kept, not copied.
-    :param tile: numbers in a tile; None for what suits the device.
+    :param observed: True, or 1, where a cell is observed; boolean or uint8, of the shape of the grid. It is not copied.
+    :param tile: numbers in a tile. Default: what suits the device.
     """
 
     def __init__(self, observed: Tensor, tile: int | None = None) -> None:
@@ -68,66 +69,57 @@ class MaskedGrid:
         return self._sweep(bases, None)
 
     def _sweep(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
-        if len(self.shape) == 1:  # a second axis to carry the first along
+        """:meth:`gram`, or :meth:`project` without weights, with the axis carried for which it costs less."""
+        if len(self.shape) == 1:  # a second axis to expand first
             bases, weights = [bases[0].new_ones(1, 1), *bases], None if weights is None else weights.unsqueeze(0)
         sizes = [basis.size(-2) for basis in bases]
         ranks = [basis.size(-1) for basis in bases]
-        first, last = (_sweep_flops(sizes, ranks, carry_first) for carry_first in (True, False))
-        sums = (self._carry_first if first <= last else self._carry_last)(bases, weights)
+        first, last = (_carry_flops(sizes, ranks, carry_first) for carry_first in (True, False))
+        with threads_for(min(first, last)):
+            sums = self._carry(bases, weights, first <= last)
         return sums.view(ranks[1:] if len(self.shape) == 1 else ranks)
 
-    def _carry_last(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
-        lead, *inner, last = bases
-        middle, rank = math.prod(basis.size(-2) for basis in inner), last.size(-1)
-        mask = self._bytes.view(-1, last.size(-2))
-        expanded = None
-        if weights is not None:
-            inside = weights.reshape(lead.size(-1), -1, rank)
-            expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
-        sums = lead.new_zeros(lead.size(-1), middle * rank)
-        for rows in blocks(lead.size(-2), _BLOCK // (middle * max(rank, 1))):
-            along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
-            found = self._tiles(mask[rows.start * middle : rows.stop * middle], last, along)
-            sums.addmm_(lead[rows].mT, found.view(-1, middle * rank))
-        inside = sums.view(lead.size(-1), middle, rank)
-        return kron_matmul([basis.mT for basis in inner], inside) if inner else inside
+    def _carry(self, bases: Sequence[Tensor], weights: Tensor | None, first: bool) -> Tensor:
+        """The sweep that carries the first or the last axis.
 
-    def _carry_first(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
-        first, lead, *inner = bases
-        within, rank = math.prod(basis.size(-2) for basis in inner), first.size(-1)
-        mask = self._bytes.view(first.size(-2), -1)
+        Of the other axes, the leading one is expanded and projected block by block, the inner ones at once.
+        """
+        carried, lead, *inner = bases if first else [bases[-1], *bases[:-1]]
+        within, rank, lead_rank = math.prod(basis.size(-2) for basis in inner), carried.size(-1), lead.size(-1)
+        mask = self._bytes.view(len(carried), -1).mT if first else self._bytes.view(-1, len(carried))
         expanded = None
-        if weights is not None:  # the leading axis first, the carried one last
-            inside = weights.reshape(rank, lead.size(-1), -1).permute(1, 2, 0)
-            expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead.size(-1), -1)
-        sums = lead.new_zeros(lead.size(-1), within * rank)
-        for rows in blocks(lead.size(-2), _BLOCK // (within * max(rank, 1))):
+        if weights is not None:  # shape: (lead_rank, inner ranks, rank) -> (lead_rank, within * rank)
+            inside = weights.reshape(rank, lead_rank, -1).permute(1, 2, 0) if first else weights
+            inside = inside.reshape(lead_rank, -1, rank)
+            expanded = (kron_matmul(inner, inside) if inner else inside).reshape(lead_rank, -1)
+        sums = lead.new_zeros(lead_rank, within * rank)
+        for rows in blocks(len(lead), _BLOCK_NUMBERS // (within * max(rank, 1))):
             along = None if expanded is None else (lead[rows] @ expanded).view(-1, rank)
-            found = self._tiles(mask[:, rows.start * within : rows.stop * within].mT, first, along)
+            found = self._tiles(mask[rows.start * within : rows.stop * within], carried, along)
             sums.addmm_(lead[rows].mT, found.view(-1, within * rank))
-        inside = sums.view(lead.size(-1), within, rank)
+        inside = sums.view(lead_rank, within, rank)
         inside = kron_matmul([basis.mT for basis in inner], inside) if inner else inside
-        return inside.permute(2, 0, 1).contiguous()
+        return inside.permute(2, 0, 1).contiguous() if first else inside
 
     def _tile_shape(self, basis: Tensor, by_rows: bool) -> tuple[int, int]:
-        """A narrow basis wants tiles that stay in cache; a wide one is blocked by the matrix product itself."""
+        """Tiles of a narrow basis must stay in cache; for a wide one, the matrix product itself is blocked."""
         rank, available = basis.size(-1), _TILE_BYTES if basis.device.type == "cpu" else _TILE_BYTES_ON_DEVICE
-        size = max(self._tile or available // basis.element_size(), 4 * rank * _ROWS)
-        short = max(_ROWS, rank // 2)
+        size = max(self._tile or available // basis.element_size(), 4 * rank * _TILE_ROWS)
+        short = max(_TILE_ROWS, rank // 2)
         long = max(1, size // short)
         return (short, long) if by_rows else (long, short)
 
     def _tiles(self, mask: Tensor, basis: Tensor, weights: Tensor | None) -> Tensor:
         """``X basis`` for ``X = mask * (weights basis')``, or for the mask itself, a tile of X at a time.
 
-        Strips of X are independent, and go to a thread each: parallel products of single tiles would have the threads
-        wait for each other all the time, and for any other program that runs.
+        Strips of X are independent, and each runs in one thread. If threads shared the product of a single tile, they
+        would wait for each other all the time, and for any other program that runs.
 
         :param mask: shape (n, m), or the transpose of a contiguous (m, n).
         :param basis: of the axis that is carried, shape (m, r).
         :param weights: shape (n, r).
         """
-        by_rows = mask.stride(-1) == 1  # else tiles are held, and worked on, as their transposes
+        by_rows = mask.stride(-1) == 1  # otherwise tiles are held as their transposes
         sums = basis.new_empty(len(mask), basis.size(-1))
         height, width = self._tile_shape(basis, by_rows)
 
@@ -156,32 +148,32 @@ class MaskedGrid:
 
 
 def run_in_threads(work: Callable[[slice], None], parts: Sequence[slice], size: Tensor) -> None:
-    """``work(part)`` for every part, each in one of as many threads as torch uses; on a device, one after the other."""
+    """Call ``work(part)`` for every part, in as many threads as torch uses; on a device, one after the other."""
     threads = torch.get_num_threads()
-    if size.device.type != "cpu" or threads == 1 or size.numel() < _WORTH_THREADS or len(parts) == 1:
+    if size.device.type != "cpu" or threads == 1 or size.numel() < _MIN_CELLS_FOR_THREADS or len(parts) == 1:
         for part in parts:
             work(part)
         return
-    inference = torch.is_inference_mode_enabled()  # which a thread does not inherit
+    inference = torch.is_inference_mode_enabled()  # threads do not inherit it
 
-    def alone(part: slice) -> None:
+    def in_thread(part: slice) -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.no_grad():
             work(part)
 
     try:
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(alone, parts):
+            for _ in pool.map(in_thread, parts):
                 pass
     finally:
-        torch.set_num_threads(threads)  # what a thread sets for itself, new ones inherit
+        torch.set_num_threads(threads)  # new threads inherit what the last one has set
 
 
 def sweep_flops(shape: Sequence[int], ranks: Sequence[int]) -> float:
-    """FLOPs of one Gram product: expanding and projecting, with the better axis carried."""
+    """FLOPs of :meth:`MaskedGrid.gram`: expanding and projecting, with the better axis carried."""
     if len(shape) == 1:
         shape, ranks = [1, *shape], [1, *ranks]
-    return 2.0 * min(_sweep_flops(shape, ranks, True), _sweep_flops(shape, ranks, False))
+    return 2.0 * min(_carry_flops(shape, ranks, True), _carry_flops(shape, ranks, False))
 
 
 def project_flops(shape: Sequence[int], ranks: Sequence[int]) -> float:
@@ -189,8 +181,8 @@ def project_flops(shape: Sequence[int], ranks: Sequence[int]) -> float:
     return 0.5 * sweep_flops(shape, ranks)
 
 
-def _sweep_flops(shape: Sequence[int], ranks: Sequence[int], carry_first: bool) -> float:
-    """Of one way: the inner axes, then the leading one of the others, then the one that is carried."""
+def _carry_flops(shape: Sequence[int], ranks: Sequence[int], carry_first: bool) -> float:
+    """FLOPs of expanding the inner axes, then the leading one of the others, then the carried one."""
     carried, lead = (0, 1) if carry_first else (len(shape) - 1, 0)
     inner = [i for i in range(len(shape)) if i not in (carried, lead)]
     within = math.prod(shape[i] for i in inner)
@@ -199,13 +191,13 @@ def _sweep_flops(shape: Sequence[int], ranks: Sequence[int], carry_first: bool) 
     return inside + along + 2.0 * math.prod(shape) * ranks[carried]
 
 
-def _even_blocks(size: int, step: int, share: int) -> Iterator[slice]:
-    """Blocks of at most `step`, as many for each of those who share them."""
-    count = math.ceil(math.ceil(size / max(1, step)) / share) * share
+def _even_blocks(size: int, step: int, threads: int) -> Iterator[slice]:
+    """Blocks of at most `step`, the same number for each thread."""
+    count = math.ceil(math.ceil(size / max(1, step)) / threads) * threads
     return blocks(size, math.ceil(size / max(1, count)))
 
 
 def blocks(size: int, step: int) -> Iterator[slice]:
-    """From 0 to `size`, at most `step` at a time."""
+    """Slices from 0 to `size`, of at most `step` each."""
     step = max(1, step)
     return (slice(start, min(start + step, size)) for start in range(0, size, step))

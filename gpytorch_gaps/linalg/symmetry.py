@@ -1,6 +1,6 @@
-"""How symmetric a large matrix is, and its symmetric part: in blocks of rows and columns that fit in cache.
+"""The symmetric part of a large matrix, and how asymmetric it is, in blocks of rows and columns that fit in cache.
 
-A transpose that is read as a whole is read from memory, number by number; so are the copies that would be made of it.
+Reading a whole transpose would fetch single numbers from memory, and so would copies of it.
 
 >>> matrix = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
 >>> symmetric_part(matrix).tolist()
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.masked_grid import blocks
 
-_BLOCK = 512  # rows and columns: 2 MiB of float64
+_BLOCK_ROWS = 512  # rows and columns: 2 MiB of float64
 
 
 def symmetric_part(matrix: Tensor) -> Tensor:
-    """``(A + A') / 2``, a new matrix. shape: (m, m)"""
+    """``(A + A') / 2`` as a new matrix. shape: (m, m)"""
     result = torch.empty_like(matrix)
-    parts = list(blocks(matrix.size(-1), _BLOCK))
+    parts = list(blocks(matrix.size(-1), _BLOCK_ROWS))
     for number, rows in enumerate(parts):
         for columns in parts[number:]:
             block = 0.5 * (matrix[rows, columns] + matrix[columns, rows].mT)
@@ -30,8 +30,8 @@ def symmetric_part(matrix: Tensor) -> Tensor:
 
 
 def largest_and_asymmetry(matrix: Tensor) -> tuple[float, float]:
-    """``max |A|`` and ``max |A - A'|``, NaN or infinite if an entry is. shape: (m, m)"""
-    found, parts = [], list(blocks(matrix.size(-1), _BLOCK))
+    """``max |A|`` and ``max |A - A'|``; NaN or infinite if an entry is. shape: (m, m)"""
+    found, parts = [], list(blocks(matrix.size(-1), _BLOCK_ROWS))
     for number, rows in enumerate(parts):
         for columns in parts[number:]:
             upper, lower = matrix[rows, columns], matrix[columns, rows].mT

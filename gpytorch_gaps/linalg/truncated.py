@@ -1,7 +1,7 @@
-"""``(x) K_i ~ Phi T Phi'``: the part of a Kronecker product that the noise can tell from nothing, with a certificate.
+"""``(x) K_i ~ Phi T Phi'``: the eigenpairs of a Kronecker product above a level, with a bound on what is left out.
 
-Products of eigenvalues below a level are dropped (hyperbolic truncation): what is left out is at most the level in the
-2-norm. On top of it come the errors of the factorisations, measured after the fact and carried to the product by
+Products of eigenvalues below a level are dropped (hyperbolic truncation). What is left out is at most the level in the
+2-norm. The errors of the factorisations add to it; they are measured afterwards and carried over to the product by
 
     ``|(x) (K_i + E_i) - (x) K_i| <= prod_i (|K_i| + |E_i|) - prod_i |K_i|``.
 
@@ -25,19 +25,26 @@ from torch import Tensor
 from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.linalg.smooth_eigh import low_rank_distance, lowrank_eigh
 from gpytorch_gaps.linalg.symmetry import symmetric_part
+from gpytorch_gaps.utils.threads import threads_for
 
-_SMALL = 400  # a factor below this size is decomposed as fast in full
-_ROUNDING_SHARE = 0.1  # eigenvalues that far below what rounding has changed are not worth keeping
+_MAX_FULL_SIZE = 400  # a factor of at most this size is decomposed in full: that is as fast
+_ROUNDING_SHARE = 0.1  # eigenvalues below this share of the rounding errors are dropped
 
 
 @dataclass(frozen=True)
 class TruncatedEigen:
-    """Orthonormal ``Phi_i`` of shape (m_i, r_i) and eigenvalues, largest first, with a bound on what is missing."""
+    """Truncated eigenpairs of a Kronecker product.
+
+    :param vectors: orthonormal ``Phi_i``, shape (m_i, r_i) each.
+    :param values: eigenvalues of each factor, largest first, shape (r_i,) each.
+    :param level: products of eigenvalues below it are dropped.
+    :param error: a bound on ``|K - Phi T Phi'|`` in the 2-norm.
+    """
 
     vectors: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    level: float  # products of eigenvalues below it are dropped
-    error: float  # a bound on |K - Phi T Phi'| in the 2-norm
+    level: float
+    error: float
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,26 +67,29 @@ class TruncatedEigen:
 
     @property
     def is_full(self) -> bool:
-        """Whether no axis was truncated: weights take as much memory as the grid."""
+        """Whether no axis was truncated: a vector of weights is then as long as the grid."""
         return self.ranks == self.shape
 
 
 def truncated_eigh(factors: Sequence[Tensor], level: float) -> TruncatedEigen:
-    """Eigenpairs of a Kronecker product down to `level`, or to a tenth of what rounding has changed.
+    """Eigenpairs of a Kronecker product down to `level`, or to a tenth of the rounding errors.
+
+    Cost: ``sum m_i r_i^2 + m_i^2 r_i`` for factors of numerical rank r_i, ``m_i^3`` for the others.
 
     :param factors: K_i, positive semi-definite, shape (m_i, m_i) each.
-    Cost: sum m_i r_i^2 + m_i^2 r_i for factors of numerical rank r_i, m_i^3 for the others.
+    :param level: products of eigenvalues below it may be dropped.
     """
     factors = [factor.detach().double() for factor in factors]
     norms = [_norm_bound(factor) for factor in factors]
     others = [math.prod(norms[:axis] + norms[axis + 1 :]) for axis in range(len(norms))]
     shares = [level / (10.0 * len(factors) * other) if other > 0 else 0.0 for other in others]
-    distinct: dict[tuple, tuple[Tensor, Tensor, float]] = {}  # a factor that serves several axes is decomposed once
+    distinct: dict[tuple, tuple[Tensor, Tensor, float]] = {}  # a factor of several axes is decomposed once
     pairs = []
     for factor, share in zip(factors, shares, strict=True):
         key = (factor.data_ptr(), factor.shape, factor.stride(), share)
         if key not in distinct:
-            distinct[key] = _factor_eigh(factor, share)
+            with threads_for(9.0 * len(factor) ** 3):
+                distinct[key] = _factor_eigh(factor, share)
         pairs.append(distinct[key])
     tops = [float(values[0]) if len(values) else 0.0 for _, values, _ in pairs]
     carried = _carried_error(tops, [error for _, _, error in pairs])
@@ -100,7 +110,7 @@ def _factor_eigh(factor: Tensor, tolerance: float) -> tuple[Tensor, Tensor, floa
     """Eigenpairs of one factor, largest first, and a bound on ``|K_i - Phi T Phi'|``."""
     factor = symmetric_part(factor)
     size = len(factor)
-    if size > _SMALL:
+    if size > _MAX_FULL_SIZE:
         limit = size // 4
         vectors, values, _ = lowrank_eigh(factor, tolerance, limit)
         if len(values) < limit:
@@ -111,7 +121,7 @@ def _factor_eigh(factor: Tensor, tolerance: float) -> tuple[Tensor, Tensor, floa
 
 def _largest_first(factor: Tensor, vectors: Tensor, values: Tensor) -> tuple[Tensor, Tensor, float]:
     vectors, values = vectors.flip(-1), values.flip(-1).clamp_min(0.0)
-    # orthonormal to the last bit: Phi'Phi stands for the identity where nothing is observed or everything is
+    # one step of Newton's iteration makes them orthonormal to the last bit, as the preconditioner assumes
     vectors = vectors @ (
         1.5 * torch.eye(len(values), dtype=vectors.dtype, device=vectors.device) - 0.5 * (vectors.mT @ vectors)
     )

@@ -1,4 +1,4 @@
-"""What our operators share: Kronecker factors as positional arguments, and flat cell indices that are never batched."""
+"""The base class of operators with Kronecker factors, and checks of their arguments."""
 
 import math
 from typing import Any
@@ -12,11 +12,12 @@ from gpytorch_gaps.utils.precision import full_float32
 
 
 class KroneckerFactorsOperator(LinearOperator):
-    """An operator built from batched factors (positional) and keyword tensors without batch, or with their own rule.
+    """An operator with Kronecker factors as positional arguments, and indices and options as keywords.
 
-    Subclasses list the keyword tensors that carry the factors' batch dimensions in `_batched_kwargs`. Those with an
-    `out_dtype` may hold factors in a higher precision than what they are used with and give: a float32 model's kernel
-    in float64. Their products are in the precision of the right-hand side.
+    Factors may be batched. Keyword tensors, such as flat cell indices, are not, except for those that subclasses list
+    in `_batched_kwargs`, which have the batch dimensions of the factors. With `out_dtype`, factors have a higher
+    precision than results: the kernel of a float32 model is evaluated in float64. Products are in the precision of the
+    right-hand side.
     """
 
     _batched_kwargs: tuple[str, ...] = ()
@@ -30,7 +31,7 @@ class KroneckerFactorsOperator(LinearOperator):
         return self._kwargs.get("out_dtype") or self._args[0].dtype
 
     def _factors_for(self, x: Tensor) -> tuple[Tensor, ...]:
-        """In the precision of x."""
+        """The factors in the precision of x."""
         return tuple(factor.to(x.dtype) for factor in self.factors)
 
     @property
@@ -42,14 +43,14 @@ class KroneckerFactorsOperator(LinearOperator):
         return torch.broadcast_shapes(*(factor.shape[:-2] for factor in self.factors), *batched)
 
     def _rebuild(self, factor_map: Any, kwarg_map: Any = None) -> Any:
-        """The same operator with every factor, and every batched keyword, mapped."""
+        """The same operator with a function applied to every factor and every batched keyword."""
         kwargs = dict(self._kwargs)
         for name in self._batched_kwargs:
             kwargs[name] = (kwarg_map or factor_map)(kwargs[name])
         return type(self)(*(factor_map(factor) for factor in self.factors), **kwargs)
 
     def _as_float64(self) -> Any:
-        """In float64 and detached, for solves."""
+        """The operator in float64 and detached, for solves."""
         return self.to(torch.float64)._rebuild(lambda t: t.detach())
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> Any:
@@ -58,7 +59,7 @@ class KroneckerFactorsOperator(LinearOperator):
         )
 
     def _expanded(self) -> Any:
-        """With the whole batch shape on every factor, so that batch indices mean the same on each."""
+        """The operator with the full batch shape on every factor, so that batch indices apply to each."""
         return self._expand_batch(self.batch_shape)
 
     def _permute_batch(self, *dims: int) -> Any:
@@ -71,12 +72,12 @@ class KroneckerFactorsOperator(LinearOperator):
     def _index_batch(self, batch_indices: tuple[Any, ...]) -> Any:
         return self._expanded()._rebuild(lambda t: t[batch_indices]) if batch_indices else self
 
-    @full_float32()  # a backward pass of its own, run by whoever asks for the gradients of a product
+    @full_float32()  # called in a backward pass, outside of other such blocks
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         return super()._bilinear_derivative(left_vecs, right_vecs)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Moves and casts like :meth:`torch.Tensor.to`: device strings are understood, indices stay integers."""
+        """Moves and casts like :meth:`torch.Tensor.to`. Accepts device strings; indices stay integers."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
 
         def move(value: Any) -> Any:
@@ -86,17 +87,17 @@ class KroneckerFactorsOperator(LinearOperator):
 
         moved = {name: move(value) for name, value in self._kwargs.items()}
         if dtype is not None and moved.get("out_dtype") is not None:
-            moved["out_dtype"] = None  # the factors' own
+            moved["out_dtype"] = None  # that of the factors
         return type(self)(*(move(factor) for factor in self.factors), **moved)
 
 
 def check_factors(name: str, factors: tuple[Tensor, ...], square: bool) -> None:
-    """Raises a ValueError that names what is wrong with the factors of operator `name`."""
+    """Checks the factors of operator `name`: tensors of matching shape, dtype, device and batch."""
     if not factors:
-        raise ValueError(f"{name}: factors: got none, expected one matrix an axis")
+        raise ValueError(f"{name}: factors: got none, expected one matrix per axis")
     for axis, factor in enumerate(factors):
         if not torch.is_tensor(factor):
-            hint = "call .to_dense() on it" if isinstance(factor, LinearOperator) else "pass *factors, one an axis"
+            hint = "call .to_dense() on it" if isinstance(factor, LinearOperator) else "pass *factors, one per axis"
             raise ValueError(f"{name}: factors: axis {axis}: got {type(factor).__name__}, expected a tensor; {hint}")
         if factor.dim() < 2 or (square and factor.size(-1) != factor.size(-2)):
             wanted = "(*batch, m, m)" if square else "(*batch, q, m)"
@@ -116,14 +117,14 @@ def check_batches(name: str, *shapes: torch.Size) -> None:
         raise ValueError(f"{name}: got batch shapes {came}, expected ones that broadcast") from error
 
 
-_checked = WeakTensorKeyDictionary()  # index -> (cells of the grid, version) it was last found good for
+_checked = WeakTensorKeyDictionary()  # index -> (number of cells, version) for which it was found valid
 
 
 def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    """That an index is one: 1-D, int64, on the device, and of cells that a grid of this shape has.
+    """Checks that an index is 1-D, int64, on the device, and holds cells of a grid of this shape.
 
-    A negative cell would silently be counted from the end wherever a matrix is indexed. The range of an index is
-    looked at once, not whenever an operator is rebuilt from its tensors, and again when it was changed in place.
+    A negative cell would silently count from the end. The range is checked once for each index tensor, not whenever
+    an operator is rebuilt, and again after a change in place.
     """
     if not torch.is_tensor(index) or index.dtype != torch.long or index.dim() != 1:
         came = f"{index.dtype} of shape {tuple(index.shape)}" if torch.is_tensor(index) else type(index).__name__
@@ -146,7 +147,7 @@ def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...],
 
 
 def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOperator:
-    """What ``operator.add_diagonal(diag)`` adds: constant for a number or one value, else one entry a row."""
+    """The diagonal that ``operator.add_diagonal(diag)`` adds: constant for a single value, else one entry per row."""
     if not operator.is_square:
         raise ValueError(f"add_diagonal: got an operator of shape {tuple(operator.shape)}, expected a square one")
     rows, batch = operator.size(-1), operator.batch_shape
@@ -161,7 +162,7 @@ def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOpe
 
 
 def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> Tensor:
-    """A tensor of shape (*batch, 1) in the factors' precision, checked."""
+    """The noise as a tensor of shape (*batch, 1) in the precision of the factors, checked."""
     dtype, device = factors[0].dtype, factors[0].device
     value = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=dtype, device=device)
     value = value.unsqueeze(-1) if value.dim() == 0 else value

@@ -1,4 +1,4 @@
-"""``V (K + s2 I)^-1 V'``: the matrix of thm:FG, on the gaps."""
+"""``V (K + s2 I)^-1 V'``: the matrix of Evans & Nair (2018), Proposition 3.3, on the gaps."""
 
 import math
 from collections.abc import Callable
@@ -24,12 +24,18 @@ from gpytorch_gaps.utils.precision import full_float32
 class FillGapsOperator(KroneckerFactorsOperator):
     """``V (K + s2 I)^-1 V'`` for a Kronecker product K, in two Kronecker products.
 
-    Implements: the left-hand side of eqn:FG. With ``settings.preconditioner_rank(p)`` its solves and log-determinants
-    are preconditioned by eqn:FG_precon; without, not at all, as the paper recommends.
+    The left-hand side of Evans & Nair (2018), eq. (3.5). With ``settings.preconditioner_rank(p)`` its solves and
+    log-determinants are preconditioned by eq. (3.8); without, not at all, as the paper recommends.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
     :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).
     :param gap_index: flat cells of the gaps, last axis fastest, shape (L,).
+    :param cache: what is worked out from the tensors; rides along when the operator is rebuilt.
+
+    >>> operator = FillGapsOperator(torch.eye(3), noise=1.0, gap_index=torch.tensor([0, 2]))
+    >>> operator.to_dense()
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])
     """
 
     _batched_kwargs = ("noise",)

@@ -6,7 +6,8 @@ from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperat
 from torch import Tensor
 
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner, lifted_root
+from gpytorch_gaps.preconditioners.core_matrix import lifted_root
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.utils.precision import full_float32
 
 

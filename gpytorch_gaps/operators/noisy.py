@@ -92,6 +92,13 @@ class NoisyGridOperator(AddedDiagLinearOperator):
             return self._linear_op + other._linear_op + (self._diag_tensor + other._diag_tensor)
         return self._linear_op + other + self._diag_tensor
 
+    def evaluate_kernel(self) -> "NoisyGridOperator":
+        """Itself: its kernel is evaluated already."""
+        return self
+
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple(part for op in self.linear_ops for part in op._bilinear_derivative(left_vecs, right_vecs))
+
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         diag = self._diag_tensor
         if isinstance(diag, ConstantDiagLinearOperator):

@@ -14,7 +14,7 @@ from linear_operator.operators import (
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
-from gpytorch_gaps.autograd.bilinear import thin_bilinear_gradient
+from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient, thin_bilinear_gradient
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
 from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
@@ -30,8 +30,9 @@ from gpytorch_gaps.utils.threads import Work, sized
 class SelectedKroneckerOperator(KroneckerFactorsOperator):
     """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
 
-    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of thm:IG; with others, a
-    cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which knows how to solve.
+    With the observed cells as both, it is the covariance ``K_XX = W K W'`` of Evans & Nair (2018), Proposition 3.2.
+    With others, it is a cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which
+    owns its solves.
 
     :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
@@ -42,6 +43,12 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
 
     Cost of a product: sum_i q_i times the grid, and one visit to each row and column.
+
+    >>> factor = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    >>> observed = torch.tensor([0, 3])
+    >>> SelectedKroneckerOperator(factor, factor, row_index=observed).to_dense()
+    tensor([[1.0000, 0.2500],
+            [0.2500, 1.0000]])
     """
 
     def __init__(
@@ -88,8 +95,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     @full_float32()
     @sized(_work)
     def _matmul(self, rhs: Tensor) -> Tensor:
-        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        grid = spread_cells(columns, self.col_index, math.prod(self.col_shape))
+        grid = spread_cells(_as_columns(rhs), self.col_index, math.prod(self.col_shape))
         result = select_cells(kron_matmul(self._factors_for(rhs), grid), self.row_index)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
@@ -100,16 +106,19 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     @full_float32()
     @sized(_work)
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
-        """Of smooth kernels by way of their roots, where these are known from a solve; else as upstream."""
+        """For smooth kernels by way of their roots, where these are known from a solve."""
+        others = (None,) * (len(self.representation()) - len(self.factors))
+        if not any(factor.requires_grad for factor in self.factors):
+            return (*(None for _ in self.factors), *others)
+        left = spread_cells(_as_columns(left_vecs), self.row_index, math.prod(self.row_shape))
+        right = spread_cells(_as_columns(right_vecs), self.col_index, math.prod(self.col_shape))
         eigen = factored_if_cheaper(self.shared_eigen().get("eigen"))
-        wanted = any(factor.requires_grad for factor in self.factors)
-        if eigen is None or not wanted or not self.is_symmetric:
-            return super()._bilinear_derivative(left_vecs, right_vecs)
-        cells = math.prod(self.row_shape)
-        left, right = (spread_cells(vectors, self.row_index, cells) for vectors in (left_vecs, right_vecs))
-        gradients = thin_bilinear_gradient([root.to(left.dtype) for root in eigen.roots], left, right)
-        fitting = [gradient.sum_to_size(factor.shape) for gradient, factor in zip(gradients, self.factors, strict=True)]
-        return *fitting, *(None for _ in self.representation()[len(fitting) :])
+        if eigen is not None and self.is_symmetric:
+            gradients = thin_bilinear_gradient([root.to(left.dtype) for root in eigen.roots], left, right)
+        else:
+            gradients = kron_bilinear_gradient(self._factors_for(left), left, right)
+        pairs = zip(gradients, self.factors, strict=True)
+        return (*(gradient.sum_to_size(factor.shape).to(factor.dtype) for gradient, factor in pairs), *others)
 
     def _transpose_nonbatch(self) -> "SelectedKroneckerOperator":
         factors = (factor.mT for factor in self.factors)
@@ -184,3 +193,7 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
         return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
+
+
+def _as_columns(vectors: Tensor) -> Tensor:
+    return vectors.unsqueeze(-1) if vectors.dim() == 1 else vectors

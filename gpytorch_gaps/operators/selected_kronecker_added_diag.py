@@ -33,6 +33,15 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
     The noise may be constant, a product over axes, or any diagonal; the first two allow fill-gaps.
 
     :param linear_ops: a :class:`SelectedKroneckerOperator` with the same rows and columns, and a diagonal operator.
+    :param preconditioner_override: a function of the operator that gives (P^-1, P, log|P|) when linear_operator asks.
+    :raises ValueError: for other operators, or ones that do not fit.
+
+    >>> factor = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    >>> kernel = SelectedKroneckerOperator(factor, factor, row_index=torch.tensor([0, 3]))
+    >>> noisy = kernel.add_diagonal(0.5)
+    >>> data = torch.ones(2, dtype=torch.float64)
+    >>> type(noisy).__name__, torch.allclose(noisy @ noisy.solve(data), data)
+    ('SelectedKroneckerAddedDiagOperator', True)
     """
 
     def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:

@@ -19,6 +19,11 @@ class SelectedKroneckerDiagOperator(DiagLinearOperator):
     :param axis_noise: one positive vector an axis (ones where the noise does not depend on it), shape (*batch, m_i)
         each.
     :param index: flat cells, last axis fastest, shape (N,).
+    :raises ValueError: for an index with cells that the grid has not.
+
+    >>> per_output, ones = torch.tensor([0.1, 0.4]), torch.ones(3)
+    >>> SelectedKroneckerDiagOperator(per_output, ones, index=torch.tensor([0, 5])).diagonal()
+    tensor([0.1000, 0.4000])
     """
 
     def __init__(self, *axis_noise: Tensor, index: Tensor) -> None:

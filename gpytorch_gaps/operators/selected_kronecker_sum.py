@@ -35,6 +35,10 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
     :param linear_ops: square, of the same size.
     :param cache: what solves with this operator remember.
+
+    >>> first, second = (SelectedKroneckerOperator(torch.full((2, 2), value)) for value in (1.0, 2.0))
+    >>> type(first + second).__name__, (first + second).to_dense().tolist()
+    ('SelectedKroneckerSumOperator', [[3.0, 3.0], [3.0, 3.0]])
     """
 
     def __init__(self, *linear_ops: LinearOperator, cache: TensorCache | None = None) -> None:
@@ -99,6 +103,14 @@ class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
 
     The preconditioner is ``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: the leading eigenpairs of every Kronecker term, and
     low-rank terms whole.
+
+    :param linear_ops: a :class:`SelectedKroneckerSumOperator` and a diagonal operator.
+    :param preconditioner_override: a function of the operator that gives (P^-1, P, log|P|) when linear_operator asks.
+    :raises ValueError: for other operators, or ones that do not fit.
+
+    >>> first, second = (SelectedKroneckerOperator(value * torch.eye(2)) for value in (1.0, 2.0))
+    >>> type((first + second).add_diagonal(0.5)).__name__
+    'SelectedKroneckerSumAddedDiagOperator'
     """
 
     def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Solutions for the data last conditioned on: where the solve for changed data starts."""
+"""Solutions for the last training data: the starting point of solves for changed data."""
 
 from collections.abc import Hashable
 
@@ -10,23 +10,24 @@ from gpytorch_gaps.utils.tensors import same_values
 
 
 class LastSolutions:
-    """``(K_XX + D)^-1 y``, by the settings it was made with: another method or tolerance starts from nothing.
+    """Solutions ``(K_XX + D)^-1 y`` of the last two solver configurations; another method or tolerance starts at zero.
 
-    Copies and pickles start empty.
+    Owned by a grid kernel, as ``kernel.solutions``, and lives as long as that kernel. Prediction strategies, which
+    GPyTorch discards when data or hyperparameters change, read and write it. Copies and pickles start empty.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def keep(self, key: Hashable, x: Tensor, solution: Tensor) -> None:
-        """:param x: points of the observations, shape (N, D). :param solution: shape (*batch, N)."""
+        """Stores the solution, shape (*batch, N), for observations at x, shape (N, D)."""
         self._known.pop(key, None)
         self._known[key] = (x.detach().clone(), solution.detach())
         while len(self._known) > 2:
             self._known.pop(next(iter(self._known)))
 
     def start(self, key: Hashable, grid: CartesianGrid, x: Tensor, batch: torch.Size) -> Tensor | None:
-        """A guess for observations at x: what is known at the same cells, zero elsewhere. shape: (*batch, N)"""
+        """A guess for observations at x: the last solution at the same cells, zero elsewhere. shape: (*batch, N)"""
         if key not in self._known:
             return None
         old_x, solution = self._known[key]

@@ -31,14 +31,14 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.autograd.dense_logdet import dense_logdet, logdet_from
-from gpytorch_gaps.linalg.gram import masked_gram, pair_flops
-from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.gram import masked_gram
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul
 from gpytorch_gaps.linalg.selection import product_at, ravel, select_cells, spread_cells, unravel
+from gpytorch_gaps.preconditioners.core_matrix import factorise_lifted, lifted_root, low_rank_flops, same_batch
 
 _ROUNDED = 1e-2  # relative error of a preconditioner that conjugate gradients do not notice
 _LARGE = 2**17  # cells
 _RESOLVED = 1e-14  # of the largest coefficient: a smaller diagonal is lost to rounding
-_LIFTS = (1.0, 1e1, 1e2, 1e3, 1e4)  # of the diagonal, where rounding still leaves the p x p matrix indefinite
 
 
 class LowRankPreconditioner:
@@ -88,7 +88,7 @@ class LowRankPreconditioner:
         self.diagonal = self._raised(own_diagonal, trace)
         self.unit_gram = self._gram(torch.ones_like(self.diagonal)) if self.constant else None
         core = self._core(self.coefficients, self.diagonal, self.root)
-        self._cholesky, lift, raised = _factorised(core, (self.diagonal / own_diagonal).amax())
+        self._cholesky, lift, raised = factorise_lifted(core, (self.diagonal / own_diagonal).amax())
         self.diagonal = lift * self.diagonal
         self.added = self.diagonal - own_diagonal  # shape: (*batch, 1) or (*batch, N)
         self.left_over = max(left_over, lift * raised - 1.0)
@@ -139,7 +139,7 @@ class LowRankPreconditioner:
             weighted = root / diagonal.unsqueeze(-1)
             cross = scale.unsqueeze(-1) * self.project(weighted)  # shape: (*batch, p, r)
             corner = root.mT @ weighted
-            core, cross, corner = _same_batch(core, cross, corner)
+            core, cross, corner = same_batch(core, cross, corner)
             core = torch.cat([torch.cat([core, cross], -1), torch.cat([cross.mT, corner], -1)], -2)
         return core + torch.eye(self.rank, dtype=core.dtype, device=core.device)
 
@@ -166,7 +166,7 @@ class LowRankPreconditioner:
         scaled = x.double() / diagonal
         inner = scale * self.project(scaled)
         if self.root is not None:
-            inner = torch.cat(_same_batch(inner, self.root.mT @ scaled), -2)
+            inner = torch.cat(same_batch(inner, self.root.mT @ scaled), -2)
         inner = self._core_solve(inner)
         image = self.expand(scale * inner[..., : self._leading, :])
         if self.root is not None:
@@ -279,37 +279,3 @@ class LowRankPreconditioner:
         inner = logdet_from(self._cholesky) if own else dense_logdet(self._core(coefficients, diagonal, root))
         rows = len(self.index) if diagonal.size(-1) == 1 else 1
         return inner + rows * diagonal.log().sum(-1)
-
-
-def _factorised(core: Tensor, number: Tensor) -> tuple[Tensor, float, float]:
-    """The Cholesky factor of ``I + M``, or where that is indefinite to rounding of ``I + M / lift``; and the lift.
-
-    The host waits for a device once, to see whether it succeeded: a `number` is read along with that.
-    """
-    eye = torch.eye(core.size(-1), dtype=core.dtype, device=core.device)
-    for lift in _LIFTS:
-        factor, info = torch.linalg.cholesky_ex(core if lift == 1.0 else eye + (core - eye) / lift)
-        failed, value = torch.stack([info.any().double(), number]).tolist()
-        if not failed:
-            return factor, lift, value
-    raise ValueError(
-        f"noise: too small for a preconditioner: {core.size(-1)} eigenvectors have eigenvalues of up to "
-        f"{float(core.amax()):.1e} times the noise, expected below 1e16, and finite; try more noise, or "
-        "preconditioner_rank(0)"
-    )
-
-
-def _same_batch(*matrices: Tensor) -> list[Tensor]:
-    batch = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in matrices))
-    return [matrix.expand(*batch, *matrix.shape[-2:]) for matrix in matrices]
-
-
-def low_rank_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, float]:
-    """FLOPs of setting up, and of applying to one column, from the shapes (m_i, columns in use) of the eigenvectors."""
-    return min(pair_flops(shapes, rank)) + rank**3 / 3.0, 2.0 * kron_matmul_flops(shapes, 1) + 2.0 * rank**2
-
-
-def lifted_root(coefficients: Tensor) -> Tensor:
-    """``sqrt(c)``, with zeros lifted by a constant: a root at zero has no derivative, and a clamp would drop it."""
-    floor = torch.finfo(coefficients.dtype).tiny ** 0.5
-    return (coefficients + (coefficients.detach().clamp_min(floor) - coefficients.detach())).sqrt()

@@ -29,29 +29,32 @@ class ReconstructionReport(SolveReport):
     >>> report = gaps.reconstruct(values, None, [RBFKernel(), RBFKernel()], noise=0.01, progress=False).report
     >>> report.converged, report.num_train, report.error_in_std < 0.01
     (True, 1100, True)
+
+    :param kernel_error: a bound on ``|K - Phi T Phi'| / s2``: what truncation, factorisation and rounding leave out.
+    :param misfit: root mean square of ``y - f`` at the observations, in units of the noise standard deviation. It is at
+        most about 1 if the noise is right.
+    :param shape: cells along each axis.
+    :param num_train: number of observed cells.
+    :param ranks: number of eigenvectors that are kept on each axis.
+    :param basis_size: number of products of eigenvectors that are kept.
+    :param read_seconds: seconds to read the values.
+    :param setup_seconds: seconds to decompose the kernels.
+    :param num_processes: number of processes.
+    :param traffic: what this process sent, from the beginning to the end of the solve.
+    :param bytes_per_iteration: bytes that this process sent per iteration of the solve.
     """
 
     kernel_error: float = math.inf
-    """A bound on ``|K - Phi T Phi'| / s2``: what truncation, factorisation and rounding leave out of the kernel."""
     misfit: float = math.nan
-    """Root mean square of ``y - f`` at the observations, in units of the noise standard deviation. It is at most about
-    1 if the noise is right."""
     shape: tuple[int, ...] = ()
-    """Cells along each axis."""
     num_train: int = 0
-    """Number of observed cells."""
     ranks: tuple[int, ...] = ()
-    """Number of eigenvectors that are kept on each axis."""
     basis_size: int = 0
-    """Number of products of eigenvectors that are kept."""
     read_seconds: float = 0.0
     setup_seconds: float = 0.0
-    """Seconds to decompose the kernels."""
     num_processes: int = 1
     traffic: Traffic = field(default_factory=Traffic)
-    """What this process sent, from the beginning to the end of the solve."""
     bytes_per_iteration: float = 0.0
-    """Bytes that this process sent per iteration of the solve."""
 
     def __repr__(self) -> str:
         return f"<ReconstructionReport {self}>"

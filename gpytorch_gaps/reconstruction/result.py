@@ -38,6 +38,14 @@ class Reconstruction:
     >>> result = gaps.reconstruct(values, None, [RBFKernel(), RBFKernel()], noise=0.01, mean=2.0, progress=False)
     >>> result.slab(12, 14).shape, result.at([[12.5, 7.5]]).tolist()
     (torch.Size([2, 30]), [2.0])
+
+    :param grid: the coordinates.
+    :param kernels: one kernel, or its matrix, per axis.
+    :param layout: which weights and slices this process holds.
+    :param weights: the weights w held here.
+    :param mean: the prior mean.
+    :param dtype: precision of the results.
+    :param report: how the reconstruction went.
     """
 
     def __init__(

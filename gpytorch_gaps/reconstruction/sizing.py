@@ -29,21 +29,27 @@ _HALVES = 4  # sharded weights, expanded along the first axis
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process of a reconstruction holds, computes and sends. Memory is beyond that of Python and torch."""
+    """What one process of a reconstruction holds, computes and sends.
+
+    >>> plan((1000, 800), ranks=(40, 30), processes=2).sharded
+    False
+
+    :param shape: cells along each axis.
+    :param ranks: number of eigenvectors that are kept on each axis.
+    :param processes: number of processes.
+    :param sharded: whether the weights are divided among the processes. Otherwise every process holds all of them.
+    :param memory: bytes held by each process, beyond those of Python and torch.
+    :param flops: FLOPs of each process per iteration.
+    :param sent: bytes that each process hands to the others per iteration. A ring sends a sum twice, a transpose once.
+    """
 
     shape: tuple[int, ...]
-    """Cells along each axis."""
     ranks: tuple[int, ...]
-    """Number of eigenvectors that are kept on each axis."""
     processes: int
     sharded: bool
-    """Whether the weights are divided among the processes. Otherwise every process holds all of them."""
     memory: float
-    """Bytes held by each process."""
     flops: float
-    """FLOPs of each process per iteration."""
     sent: float
-    """Bytes that each process hands to the others per iteration. A ring sends a sum twice, a transpose once."""
 
     @property
     def cells(self) -> int:
@@ -63,6 +69,7 @@ class Plan:
 
         :param flops_a_second: of each process.
         :param bytes_a_second: of the network between them.
+        :return: seconds, if computing and sending do not overlap.
         """
         return self.flops / flops_a_second + (1.0 if self.sharded else 2.0) * self.sent / bytes_a_second
 
@@ -88,6 +95,7 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     :param ranks: number of eigenvectors that are kept on each axis. A kernel that does not truncate keeps `shape`.
     :param processes: number of processes.
     :param value_bytes: bytes of a number that is read.
+    :return: what each process holds, computes and sends.
     :raises ValueError: if a rank exceeds its axis, or if there are more processes than slices of the first axis.
     """
     sizes, kept = tuple(map(int, shape)), tuple(map(int, ranks))
@@ -131,6 +139,7 @@ def plan_of(
     :param noise: the noise variance.
     :param processes: number of processes.
     :param tolerance: largest error of the mean, in posterior standard deviations.
+    :return: what each process holds, computes and sends.
     :raises ValueError: if an argument is wrong.
     """
     values = SimpleNamespace(shape=tuple(len(axis) for axis in axes), dtype="float32")

@@ -110,7 +110,7 @@ class WeightSolver(Formulation):
         )
 
     def _box(self, column: Tensor) -> Tensor:
-        return column.view(self._shape)
+        return column.reshape(self._shape)
 
     def _weights_after(self, step: Tensor) -> Tensor:
         return (self._box(self._accepted) + step) * self._scale
@@ -144,7 +144,7 @@ class WeightSolver(Formulation):
         return iterate * self._scale
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self.space.matmul(self._box(x)).view(-1, 1)
+        return self.space.matmul(self._box(x)).reshape(-1, 1)
 
     def solve_correction(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
         """Conjugate gradients from zero, until the error of the mean should be within the tolerance."""
@@ -167,7 +167,7 @@ class WeightSolver(Formulation):
         bar.close()
         self._iterations += used
         self.flops += used * self.matmul_flops
-        return run.solution.view(-1, 1), used
+        return run.solution.reshape(-1, 1), used
 
     def _run(self, residual: Tensor, solution: Tensor, dtype: torch.dtype) -> ConjugateGradients:
         return ConjugateGradients(

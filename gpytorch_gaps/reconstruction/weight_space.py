@@ -69,7 +69,7 @@ class WeightSpace:
 
     def column_norms(self, residual: Tensor) -> Tensor:
         """:meth:`error_in_std` of a flattened box, as the refinement asks for it. shape: (R, 1) -> (1,)"""
-        return residual.new_tensor([self.error_in_std(residual.view(self.products.shape))])
+        return residual.new_tensor([self.error_in_std(residual.reshape(self.products.shape))])
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
         """What :meth:`column_norms` are relative to: they are in units of the posterior already. shape: (1,)"""

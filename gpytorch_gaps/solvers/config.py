@@ -25,6 +25,9 @@ class SolveConfig:
     """All that decides how a solve, a log-determinant or a variance is computed.
 
     Two equal configurations give the same numbers. ``settings`` documents the meaning of each value.
+
+    >>> SolveConfig(rank=100) == SolveConfig().replace(rank=100)
+    True
     """
 
     method: str = "auto"

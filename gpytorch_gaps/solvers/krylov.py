@@ -221,8 +221,8 @@ def _normalized(rhs: Tensor, waits: bool) -> tuple[Tensor, Tensor | None]:
 
 def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """The quotient, or zero where there is nothing to divide by."""
-    zero = denominator <= torch.finfo(denominator.dtype).tiny
-    return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1.0))
+    nothing = denominator <= torch.finfo(denominator.dtype).tiny
+    return (numerator / denominator).masked_fill_(nothing, 0.0)
 
 
 def _stacked(coefficients: Sequence[Tensor]) -> Tensor:

@@ -92,6 +92,10 @@ class WarmStart:
         come.
     :param loosest: relative residual of every solve while they move, at most.
     :param seed: of the probes, which are signs.
+    :raises ValueError: for a number that is not of its kind or range.
+
+    >>> print(WarmStart(num_probes=2, tolerance=1e-3))
+    2 probes of seed 0, to 0.001, at most 0.1
     """
 
     def __init__(

@@ -35,11 +35,11 @@ class Checkpoint:
 
     def resume_or_start(self) -> None:
         """Resets the run to the file's state on all processes, or writes the file if there is none."""
-        ranks = self.run.ranks
-        own = ranks.run_on_all("reading its checkpoint", lambda: self._read_or_start() if ranks.is_main else None)
-        if own is not None and ranks.size > 1:
+        comm = self.run.comm
+        own = comm.run_on_all("reading its checkpoint", lambda: self._read_or_start() if comm.is_main else None)
+        if own is not None and comm.size > 1:
             own.pop("warm_start", None)  # every process solves for columns of its own
-        content = ranks.gather(own, "the checkpoint")[0]
+        content = comm.gather(own, "the checkpoint")[0]
         if content is not None:
             self._resume(content)
 
@@ -53,7 +53,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Writes the last completed step."""
-        if not self.run.ranks.is_main:
+        if not self.run.comm.is_main:
             return
         state, history = self.run.state, copy.deepcopy(self.run.history)
         history._truncate(state["step"])

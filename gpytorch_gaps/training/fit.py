@@ -88,7 +88,7 @@ def fit(
     >>> len(history), history.stopped, history.loss[-1] < history.loss[0]
     (5, 'steps', True)
     """
-    ranks = communicator_for(group, "fit")
+    comm = communicator_for(group, "fit")
 
     def prepare() -> tuple[_Options, TrainingRun]:
         path = None if checkpoint is None else Path(checkpoint)
@@ -96,12 +96,12 @@ def fit(
         check_number("fit: lr", lr, above=0)
         objective = _checked_mll(model, mll)
         memory = _checked_warm_start(warm_start)
-        return options, TrainingRun(model, objective, _checked_optimizer(model, optimizer, lr), memory, ranks)
+        return options, TrainingRun(model, objective, _checked_optimizer(model, optimizer, lr), memory, comm)
 
-    options, run = ranks.run_on_all("checking what it was given", prepare)
-    if ranks.size > 1:
-        ranks.require_same({**_flat(problem_of(run)), **options.described(), **_details(run)})
-        same_start(model, ranks)
+    options, run = comm.run_on_all("checking what it was given", prepare)
+    if comm.size > 1:
+        comm.require_same({**_flat(problem_of(run)), **options.described(), **_details(run)})
+        same_start(model, comm)
         run.mark_start()
     return _train(run, options, progress)
 
@@ -136,7 +136,7 @@ def _train(run: TrainingRun, options: _Options, progress: bool) -> History:
     plateau.replay(run.history)
     run.model.train()
     try:
-        hidden = not (progress and run.ranks.is_main)
+        hidden = not (progress and run.comm.is_main)
         with tqdm(total=int(options.steps), initial=len(run.history), desc="fit", disable=hidden) as bar:
             while not (stopped := _advance(run, plateau, int(options.steps))):
                 bar.set_postfix(run.summary(), refresh=False)

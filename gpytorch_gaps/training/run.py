@@ -41,10 +41,10 @@ class TrainingRun:
         mll: MarginalLogLikelihood,
         optimizer: Optimizer,
         warm_start: WarmStart | None = None,
-        ranks: Communicator = SINGLE,
+        comm: Communicator = SINGLE,
     ) -> None:
         self.model, self.mll, self.optimizer, self.warm_start = model, mll, optimizer, warm_start
-        self.ranks = ranks
+        self.comm = comm
         self.finish: QuasiNewton | None = None
         self._finish_warm_start: WarmStart | None = None  # fixed probes for the last steps of a run without warm start
         self.history = History()
@@ -62,7 +62,7 @@ class TrainingRun:
 
     def step(self) -> None:
         """Takes one step of the optimizer and appends it to the history."""
-        started, sent_before = time.perf_counter(), self.ranks.traffic.total
+        started, sent_before = time.perf_counter(), self.comm.traffic.total
         noise = _mean_noise(self.model.likelihood)
         for entries in (self._losses, self._records, self._gradient_seconds):
             entries.clear()
@@ -84,7 +84,7 @@ class TrainingRun:
             seconds=time.perf_counter() - started,
             solve_seconds=sum(solve.seconds for solve in solves),
             gradient_seconds=sum(self._gradient_seconds),
-            sent_bytes=self.ranks.traffic.total - sent_before,
+            sent_bytes=self.comm.traffic.total - sent_before,
             expected_gain=gain,
             loss=self._losses[0],
         )
@@ -134,17 +134,17 @@ class TrainingRun:
         """The loss, with gradients of the parameters. An optimizer calls this at least once per step."""
         self.model.zero_grad()
         try:
-            with self._threads(), record_solves() as record, self._warm_started(), settings.group(self.ranks):
+            with self._threads(), record_solves() as record, self._warm_started(), settings.group(self.comm):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
                 # all processes use the loss of the first, so that they decide alike
-                value = self.ranks.from_main(loss.item(), loss.device, "likelihoods")
+                value = self.comm.from_main(loss.item(), loss.device, "likelihoods")
                 if not math.isfinite(value):
                     self._fail(f"the loss is {value}")
                 self.last_finite_state = self.state  # later evaluations in this step fall back to its start
                 started = time.perf_counter()
                 loss.backward()
-                average_gradients(self.model, self.ranks)
+                average_gradients(self.model, self.comm)
                 self._gradient_seconds.append(time.perf_counter() - started)
         except (NanError, NotPSDError) as error:
             self._fail(f"the covariance cannot be factorized: {error}", error)

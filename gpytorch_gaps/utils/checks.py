@@ -40,7 +40,7 @@ def check_number(
     if math.prod(shape) != 1:
         raise ValueError(f"{name}: got shape {shape}, expected one {what}")
     try:
-        found = math.nan if isinstance(value, bool | str) else float(value)
+        found = math.nan if isinstance(value, bool | str) else float(value.item() if shape else value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: got {value!r}, expected a {what}") from error
     came = str(value) if isinstance(value, numbers.Real) else repr(value)

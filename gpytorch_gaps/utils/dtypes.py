@@ -33,10 +33,14 @@ def equal_to(array: np.ndarray, value: float) -> np.ndarray:
 def to_dtype(values: np.ndarray, dtype: np.dtype, reserved: Sequence[float] = ()) -> np.ndarray:
     """`values`, none of them NaN, as `dtype`: rounded, clipped, and moved off the `reserved` numbers.
 
+    Flags are set where values are above one half.
+
     >>> import numpy as np
     >>> to_dtype(np.array([-3.0, 6.6, 300.0]), np.dtype("uint8"), reserved=[7]).tolist()
     [0, 6, 255]
     """
+    if dtype.kind == "b":
+        return values > 0.5
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     if dtype.kind != "f" and values.dtype.kind == "f":
         low, high = float(limits.min), float(limits.max)
@@ -59,13 +63,15 @@ def next_to(value: float, dtype: np.dtype, reserved: Sequence[float]) -> Any:
     return min((number for number in reach if number not in taken), key=lambda number: abs(number - int(value)))
 
 
-def write_gaps(held: np.ndarray, data: Any, filled: Any, reserved: Sequence[float] = ()) -> np.ndarray:
-    """A copy of `held` with the values of `filled` at the gaps of `data`, except where `filled` has gaps as well.
+def write_where(held: Any, values: np.ndarray, where: np.ndarray, reserved: Sequence[float] = ()) -> np.ndarray:
+    """A copy of `held`, masked or not, with `values` at the entries `where`, as its number type stores them.
 
-    :param held: the array as stored; `data` is the same array with its gaps masked or NaN.
-    :param reserved: numbers that mark a gap in `held`.
+    :param reserved: numbers that mark a gap in `held`, and are not written.
+
+    >>> import numpy as np
+    >>> write_where(np.array([1, 99, 3]), np.array([0.0, 6.7, 0.0]), np.array([False, True, False])).tolist()
+    [1, 7, 3]
     """
-    result = np.array(held)
-    new = is_gap(data) & ~is_gap(filled)
-    result[new] = to_dtype(np.ma.getdata(filled)[new], result.dtype, reserved)
+    result = np.array(np.ma.getdata(held))
+    result[where] = to_dtype(values[where], result.dtype, reserved)
     return result

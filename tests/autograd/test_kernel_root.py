@@ -41,7 +41,7 @@ matrices = pytest.mark.parametrize("name", MATRICES)
 
 
 @matrices
-def test_values(name):
+def test_the_root_and_its_inverse_meet_the_conditions_of_penrose(name):
     """``R R' = K`` to rounding, and ``R^+'`` meets all four of Penrose's conditions."""
     matrix = MATRICES[name]
     root, inverse = kernel_root(matrix)
@@ -84,7 +84,7 @@ def test_negative_eigenvalues_of_rounding_are_dropped():
 @pytest.mark.parametrize(
     ("floor", "rank"), [(None, 5), (0.0, 5), (1e-3, 4), (0.05, 3), (0.7, 2), (5.0, 1), (10.0 + 1e-9, 1)]
 )
-def test_floor(floor, rank):
+def test_eigenvalues_up_to_the_floor_are_left_out(floor, rank):
     """Eigenvalues up to it are left out: of the root, of its inverse and of gradients; one column is always there."""
     values = torch.tensor([1e-4, 1e-2, 0.5, 2.0, 10.0], dtype=torch.float64)
     vectors = torch.linalg.qr(dense.randn(5, 5)).Q

@@ -120,7 +120,7 @@ def test_clouds_are_clusters(gappiness):
         assert (near & far).sum() > 0.75 * near.sum()
 
 
-def test_clouds_move():
+def test_clouds_move_from_frame_to_frame():
     """The overlap with an earlier time is larger at an offset along y than in place."""
     gaps = ~cloud_gaps((100, 101, 101), 0.3, seed=0).slab(0, 100)
     step = 5
@@ -145,7 +145,7 @@ def test_clouds_need_two_axes():
 
 
 @pytest.mark.parametrize("slab_cells", [1, 5000, 2**24])
-def test_write_gappy(tmp_path, monkeypatch, capsys, slab_cells):
+def test_a_gappy_field_is_written_slab_by_slab(tmp_path, monkeypatch, capsys, slab_cells):
     monkeypatch.setattr("benchmarks._fields._SLAB_CELLS", slab_cells)
     field, gaps = membrane(SHAPE), cloud_gaps(SHAPE, 0.4, seed=2)
     mapped = write_gappy(tmp_path / "gappy.npy", field, gaps, progress=False)
@@ -176,7 +176,7 @@ def test_rastrigin_is_standardised():
     assert values.argmin() == 51 * 25 + 25  # the origin
 
 
-def test_squared_exponential():
+def test_the_squared_exponential_is_that_of_the_paper():
     factor = squared_exponential(11, 0.2)
     assert factor.dtype == torch.float64
     assert float(factor[0, 2]) == pytest.approx(np.exp(-1))

@@ -53,7 +53,7 @@ def test_peers_solve_the_same_system(solve):
     assert true_residual(case, index, y, solve(case, index, y).solution) <= 1e-6
 
 
-def test_exponents():
+def test_exponents_are_slopes_of_logarithms():
     rows = [
         Row(f"{size}x{size}", 0.5, "dense", 1.0, "converged", total_seconds=3e-6 * size**3.0, memory_gib=2.0)
         for size in (10, 100, 1000)
@@ -71,7 +71,7 @@ def test_sizes_reach_a_billion():
     assert all(3.5 < larger / smaller < 4.5 for smaller, larger in itertools.pairwise(cells))
 
 
-def test_tiles(tmp_path, capsys):
+def test_every_tile_size_is_measured(tmp_path, capsys):
     main(["--tiles", "--tiles-shape", "20x15x4", "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "tiles.json").read_text())["rows"]
     assert {(row["tile"], row["precision"]) for row in rows} == {(t, p) for t in TILES for p in ("float32", "float64")}

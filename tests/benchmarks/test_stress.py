@@ -64,7 +64,7 @@ def test_a_reconstruction_says_more(every_method):
     assert 0 < row.change < 1e-3
 
 
-def test_files(every_method):
+def test_files_are_complete_and_no_others(every_method):
     directory, rows, content = every_method
     text = (directory / "stress.md").read_text()
     assert content["machine"]["cpu"] in text
@@ -110,7 +110,7 @@ def test_what_does_not_fit_into_memory_is_not_run(tmp_path):
     assert "not run" in (tmp_path / "stress.md").read_text()
 
 
-def test_sizes():
+def test_sizes_are_names_or_shapes():
     assert shape_of("10k") == (100, 100)
     assert shape_of("4x5x6") == (4, 5, 6)
     assert "cholesky" in default_methods(10_000)

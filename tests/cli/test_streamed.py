@@ -99,7 +99,7 @@ def test_an_axis_too_long_is_refused_before_any_work(small, tmp_path, fill):
     source = smooth_field(tmp_path / "in.npy", (20_000,))
     code, _, err = fill(source, "-o", tmp_path / "out.npy")
     assert code == 1
-    assert "20,000 p" in err
+    assert "20,000 positions" in err
 
 
 def test_a_store_in_chunks(small, tmp_path, field, fill):

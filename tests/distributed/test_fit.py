@@ -56,7 +56,7 @@ def test_the_same_steps(case, count):
 
 
 @pytest.mark.parametrize("variant", ["only the mean", "a buffer", "L-BFGS", "a prior", "float32"])
-def test_variants(variant):
+def test_other_ways_to_train_are_shared_too(variant):
     losses, parameters = work.train_variant(None, variant)
     tolerance = 1e-3 if variant == "float32" else 1e-6
     for found, own in run_ranks(2, WORK, "train_variant", variant):

@@ -1,4 +1,4 @@
-"""Every kind comes back as it went in; observed values to the bit."""
+"""Results have the form of the input; observed values are unchanged bit for bit."""
 
 import numpy as np
 import pandas as pd
@@ -50,7 +50,7 @@ def numpy_of(values):
 
 @pytest.mark.parametrize(("name", "given"), list(cases()), ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("smooth", [False, True])
-def test_round_trip(name, given, smooth):
+def test_results_have_the_form_of_the_input(name, given, smooth):
     adapter = adapt(given)
     before = numpy_of(given).copy()
     numbers = adapter.numbers()
@@ -122,7 +122,7 @@ def test_a_column_that_is_full_is_not_touched():
     assert found["b"].tolist() == [1.0, 9.0, 3.0]
 
 
-def test_series():
+def test_a_series_lies_on_its_index():
     given = pd.Series([1.0, np.nan, 3.0], index=pd.date_range("2020-01-01", periods=3), name="s", dtype=np.float32)
     adapter = adapt(given)
     assert adapter.axes[0].kind == "time"

@@ -1,4 +1,4 @@
-"""What dimensions are taken for."""
+"""The meaning of dimensions."""
 
 import datetime
 
@@ -121,7 +121,7 @@ def test_both_ends_of_the_seam_are_no_circle():
     assert only(np.arange(0.0, 361.0, 10.0), "lon").kind != "circle"
 
 
-def test_months_close():
+def test_months_of_a_year_close_to_a_circle():
     assert only(range(1, 13), "month").kind == "circle"
     assert only(range(1, 5), "month").kind == "number"
     assert only(range(399), "month").kind == "number"  # months since some time

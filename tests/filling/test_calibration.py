@@ -1,4 +1,4 @@
-"""What withheld observations say of a filling."""
+"""Withheld observations: the errors to expect, and whether intervals are calibrated."""
 
 import dataclasses
 import math

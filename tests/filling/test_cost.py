@@ -1,4 +1,4 @@
-"""What filling costs, counted in factorisations and solves: one dense factor for a series, one solve for a mean."""
+"""The cost of a filling, counted in factorisations and solves: one dense factor for a series, one solve for a mean."""
 
 from collections import Counter
 
@@ -57,12 +57,13 @@ def test_a_series_takes_one_dense_factor_and_no_eigen_decomposition(monkeypatch,
     assert counted == {("cholesky_ex", int((~np.isnan(values)).sum())): 1}
 
 
-def test_the_mean_is_solved_for_once(monkeypatch):
+@pytest.mark.parametrize("check", [False, True])
+def test_the_mean_is_solved_for_once(monkeypatch, check):
     monkeypatch.setattr(predict, "_MAX_DENSE", 0)  # iterative
     values = series()[:120].reshape(12, 10)
     with gaps.record_solves() as solves:
-        gaps.fill_gaps(values, kernels=[MaternKernel(), MaternKernel()], steps=2, check=False, progress=False)
-    assert sum(solve.num_rhs == 1 for solve in solves) == 1
+        gaps.fill_gaps(values, kernels=[MaternKernel(), MaternKernel()], steps=2, check=check, progress=False)
+    assert sum(solve.num_rhs == 1 for solve in solves) == 1 + check  # another one for the withheld observations
 
 
 class Model(gpytorch.models.ExactGP):

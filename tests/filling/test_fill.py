@@ -1,4 +1,4 @@
-"""``fill_gaps``: the exact posterior of what was learned, in every kind of array."""
+"""``fill_gaps``: the exact posterior of the learned model, for every type of array."""
 
 import copy
 
@@ -352,7 +352,7 @@ def test_a_constant_and_a_single_observation(values):
 
 @pytest.mark.parametrize("shape", [(1, 60), (60, 1), (60,), (1, 1, 60)])
 @pytest.mark.usefixtures("quick_choice")
-def test_one_row(shape):
+def test_a_single_row_is_filled(shape):
     wave = np.sin(np.arange(60) / 4)
     seen = wave.copy()
     seen[[5, 20, 21, 40]] = np.nan

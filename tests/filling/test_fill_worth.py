@@ -1,4 +1,4 @@
-"""What ``fill_gaps`` says about its own errors: held-out scores, the error to expect, error bars to be trusted."""
+"""The errors that ``fill_gaps`` states: held-out scores, the error to expect, calibrated standard deviations."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""Cycles, trends, windows, label correlations and what is withheld."""
+"""Cycles, trends, windows, label correlations and withheld observations."""
 
 import numpy as np
 import pandas as pd
@@ -138,7 +138,7 @@ def test_all_of_a_small_grid():
     assert window.values.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_label_correlations():
+def test_label_correlations_are_those_of_common_cells():
     common = RNG.standard_normal(2000)
     first, second, third = common, 0.8 * common + 0.6 * RNG.standard_normal(2000), RNG.standard_normal(2000)
     numbers = np.stack([first, second, third, np.full(2000, np.nan)], axis=1)

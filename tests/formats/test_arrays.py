@@ -223,6 +223,16 @@ def test_slabs_are_the_whole_once(shape, multiple):
     assert all((part.stop - part.start) * row <= max(arrays.SLAB_BYTES, multiple * row) for part in parts)
 
 
+def test_observed_entries_stay_to_the_bit():
+    held = np.array([1.0, -0.0, NAN, NAN, np.inf])
+    filled = np.array([5.0, 0.0, 2.0, NAN, 7.0])
+    np.testing.assert_array_equal(
+        arrays.with_filled(held, held, filled).view("int64")[[0, 1, 4]], held.view("int64")[[0, 1, 4]]
+    )
+    np.testing.assert_array_equal(arrays.with_filled(held, held, filled)[[2, 3]], [2.0, NAN])
+    assert np.isnan(held[2]), "not in place"
+
+
 # -- .npz ------------------------------------------------------------------------------------------------------------
 
 
@@ -325,7 +335,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, suffix,
         raise error
 
     if suffix == ".npy":
-        monkeypatch.setattr(arrays, "write_gaps", fail)
+        monkeypatch.setattr(arrays, "with_filled", fail)
     else:
         monkeypatch.setattr(np.lib.format, "write_array", fail)
     with pytest.raises(type(error)):

@@ -498,7 +498,7 @@ def test_deviations_of_packed_numbers_are_floating_numbers_that_say_what_they_ar
     path = save(tmp_path, data, kind)
     with open_file(path) as opened:
         opened.write_deviations(
-            adapt(opened.data.compute()).like(np.array([0.0, 0.5, 0.0])), tmp_path / f"out{path.suffix}"
+            adapt(opened.data.compute()).wrap_like_input(np.array([0.0, 0.5, 0.0])), tmp_path / f"out{path.suffix}"
         )
     after = stored(tmp_path / f"out{path.suffix}")
     assert after.a.values.tolist() == [0.0, 0.5, 0.0]

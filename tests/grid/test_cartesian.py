@@ -82,7 +82,7 @@ def test_rows_are_found_in_any_order_and_batch(grid: CartesianGrid, random: Rand
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layout(dtype: torch.dtype) -> None:
+def test_the_last_axis_is_the_fastest(dtype: torch.dtype) -> None:
     grid = station_grid(dtype)
     assert grid.shape == (2, 3)
     assert isinstance(grid.shape, torch.Size)
@@ -142,7 +142,7 @@ def test_codes_of_wide_groups_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("axes", [[[5.0]], [[5.0], [7.0]], [[[5.0, 6.0]], [7.0]]])
-def test_single_cells(axes: list) -> None:
+def test_a_grid_of_one_cell_finds_it(axes: list) -> None:
     grid = CartesianGrid(axes)
     assert grid.index_of(grid.points()).tolist() == [0]
     assert grid.index_of(grid.points() + 1).tolist() == [-1]
@@ -154,7 +154,7 @@ def test_ravel_marks_positions_outside_an_axis() -> None:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_observed_cells(flat: bool) -> None:
+def test_cells_without_nan_are_observed(flat: bool) -> None:
     values = torch.tensor([[1.0, torch.nan, 0.0], [torch.nan, 2.0, torch.nan]])
     assert station_grid().observed(values.flatten() if flat else values).tolist() == [0, 2, 4]
     assert station_grid().observed((values.flatten() if flat else values).numpy()).tolist() == [0, 2, 4]
@@ -273,7 +273,7 @@ def test_loading_that_merges_coordinates_is_refused() -> None:
         ([[[1.0, 2.0], [3.0]]], "axis 0: expected real numbers"),
     ],
 )
-def test_refused_axes(axes: list, message: str) -> None:
+def test_wrong_axes_are_refused(axes: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CartesianGrid(axes)
 
@@ -303,12 +303,12 @@ def test_refused_look_ups(x: Tensor, message: str) -> None:
         (torch.full((6,), torch.nan), "values: got 6 entries, all of them gaps"),
     ],
 )
-def test_refused_values(values: Tensor, message: str) -> None:
+def test_wrong_values_are_refused(values: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         station_grid().observed(values)
 
 
 @pytest.mark.parametrize("cell", [-1, 6])
-def test_refused_cells(cell: int) -> None:
+def test_cells_outside_the_grid_are_refused(cell: int) -> None:
     with pytest.raises(ValueError, match=rf"index: entry \(1,\) is {cell}; expected cells from 0 to 5"):
         station_grid().points(torch.tensor([0, cell]))

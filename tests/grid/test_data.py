@@ -148,7 +148,7 @@ def test_the_array_passed_is_neither_modified_nor_shared(as_numpy: bool) -> None
         (np.array(["a", "b"]), None, "values: expected real numbers"),
     ],
 )
-def test_refused_arrays(values: Any, axes: Any, message: str) -> None:
+def test_wrong_arrays_are_refused(values: Any, axes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_array(values, axes)
 
@@ -231,7 +231,7 @@ Y = torch.tensor([1.0, 2.0, 3.0])
         (X, Y, [[0], [], [1]], "groups: got"),
     ],
 )
-def test_refused_points(x: Any, y: Any, groups: Any, message: str) -> None:
+def test_wrong_points_are_refused(x: Any, y: Any, groups: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_points(x, y, groups)
 

@@ -58,7 +58,7 @@ def test_both_contractions_equal_the_dense_matrix(contraction, shape, batches):
 
 
 @pytest.mark.parametrize("contraction", CONTRACTIONS)
-def test_rectangular_vectors(contraction):
+def test_fewer_vectors_than_cells_are_taken(contraction):
     vectors, positions, weights = problem((4, 5, 3), 7, columns=(2, 3, 1))
     torch.testing.assert_close(
         contraction(vectors, positions, weights), dense_gram(vectors, positions, weights), **CLOSE

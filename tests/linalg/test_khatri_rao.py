@@ -40,7 +40,7 @@ def test_products_are_those_with_the_rows(shape, columns, batch):
     [([(2, 3), ()], ()), ([(), (3,)], (2, 1)), ([(), ()], (3,)), ([(2, 1), (3,)], (2, 3)), ([(1,), (3,)], (1,))],
     ids=str,
 )
-def test_batches_broadcast(shape, batches, values_batch):
+def test_batches_of_factors_and_values_broadcast(shape, batches, values_batch):
     """Between factors, and between factors and values."""
     factors = [randn(*batches[axis % 2], 6, size, seed=axis) for axis, size in enumerate(shape)]
     rows = kron_vectors(factors)
@@ -85,7 +85,7 @@ def test_chunks_are_bounded_and_cover_the_rows(monkeypatch, rows):
 
 
 @pytest.mark.parametrize("numbers", [2**23, 6])
-def test_gradcheck(monkeypatch, numbers):
+def test_gradients_pass_a_numerical_check(monkeypatch, numbers):
     monkeypatch.setattr(khatri_rao, "_CHUNK_NUMBERS", numbers)
     factors = [factor.requires_grad_() for factor in factors_of((3, 2, 2), 3, (2,))]
     values, weights = randn(2, 12, 2, seed=8).requires_grad_(), randn(2, 3, 2, seed=9).requires_grad_()
@@ -93,7 +93,7 @@ def test_gradcheck(monkeypatch, numbers):
     assert torch.autograd.gradcheck(lambda w, *f: khatri_rao_t_matmul(f, w), (weights, *factors))
 
 
-def test_second_derivatives():
+def test_second_derivatives_pass_a_numerical_check():
     """Polynomials of degree one in each factor: nothing about them is hidden from autograd."""
     factors = [factor.requires_grad_() for factor in factors_of((3, 2), 2)]
     values = randn(6, 1, seed=8).requires_grad_()
@@ -110,7 +110,7 @@ def test_only_what_needs_a_gradient_gets_one():
 
 @pytest.mark.parametrize("numbers", [2**23, 1])
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
-def test_no_points(monkeypatch, numbers, batch):
+def test_no_points_give_no_rows(monkeypatch, numbers, batch):
     """Without rows the product is empty, its transpose zero."""
     monkeypatch.setattr(khatri_rao, "_CHUNK_NUMBERS", numbers)
     factors = [factor.requires_grad_() for factor in factors_of((4, 3), 0, batch)]
@@ -119,7 +119,7 @@ def test_no_points(monkeypatch, numbers, batch):
     assert torch.equal(transposed, torch.zeros(*batch, 12, 2, dtype=torch.float64))
 
 
-def test_no_columns():
+def test_no_columns_give_no_columns():
     factors = factors_of((4, 3), 5)
     assert khatri_rao_matmul(factors, randn(12, 0)).shape == (5, 0)
     assert khatri_rao_t_matmul(factors, randn(5, 0)).shape == (12, 0)

@@ -96,7 +96,7 @@ def test_sweeps_equal_dense_algebra(sizes, tile, dtype):
 
 
 @covering(kind=MASKS, sizes=["1 axis", "long first", "3 axes, long last", "4 axes"], as_bytes=[False, True])
-def test_masks(sizes, as_bytes, kind):
+def test_any_mask_is_taken_and_left_alone(sizes, as_bytes, kind):
     shape, ranks = SIZES[sizes]
     bases, weights = problem(shape, ranks)
     mask = observed(kind, shape)
@@ -119,27 +119,26 @@ def test_masks(sizes, as_bytes, kind):
 )
 def test_many_tiles_and_blocks(monkeypatch, sizes, tile, block, rows):
     """Sizes that leave a rest in every direction."""
-    monkeypatch.setattr(tiles, "_ROWS", rows)
-    monkeypatch.setattr(tiles, "_BLOCK", block)
+    monkeypatch.setattr(tiles, "_TILE_ROWS", rows)
+    monkeypatch.setattr(tiles, "_BLOCK_NUMBERS", block)
     shape, ranks = SIZES[sizes]
     bases, weights = problem(shape, ranks)
     mask = observed("random", shape)
     assert_sweeps(MaskedGrid(mask, tile), mask, bases, weights)
 
 
-@pytest.mark.parametrize("carry", ["_carry_first", "_carry_last"])
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "the last"])
 @pytest.mark.parametrize("sizes", [name for name in SIZES if not name.startswith(("1 ", "one"))])
-def test_either_axis_may_be_carried(monkeypatch, sizes, carry):
+def test_either_axis_may_be_carried(monkeypatch, sizes, first):
     """Whichever is cheaper is taken; both must be right."""
-    monkeypatch.setattr(tiles, "_ROWS", 3)
+    monkeypatch.setattr(tiles, "_TILE_ROWS", 3)
     shape, ranks = SIZES[sizes]
     bases, weights = problem(shape, ranks)
     mask = observed("random", shape)
     grid = MaskedGrid(mask, 10)
     value, projected = expected(mask, bases, weights)
-    run = getattr(grid, carry)
-    torch.testing.assert_close(run(bases, weights).view(ranks), value, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(run(bases, None).view(ranks), projected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(grid._carry(bases, weights, first).view(ranks), value, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(grid._carry(bases, None, first).view(ranks), projected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("sizes", [name for name in SIZES if not name.startswith(("1 ", "one"))])
@@ -148,10 +147,10 @@ def test_the_cheaper_axis_is_carried(sizes):
     bases, weights = problem(shape, ranks)
     grid = MaskedGrid(observed("random", shape))
     costs = {}
-    for name in ("_carry_first", "_carry_last"):
+    for first in (True, False):
         with Products() as products:
-            getattr(grid, name)(bases, weights)
-        costs[name] = products.flops
+            grid._carry(bases, weights, first)
+        costs[first] = products.flops
     with Products() as products:
         grid.gram(bases, weights)
     assert products.flops == min(costs.values())
@@ -162,7 +161,7 @@ def test_either_axis_is_the_cheaper_one_somewhere():
     ways = set()
     for shape, ranks in SIZES.values():
         if len(shape) > 1:
-            ways.add(tiles._sweep_flops(shape, ranks, True) <= tiles._sweep_flops(shape, ranks, False))
+            ways.add(tiles._carry_flops(shape, ranks, True) <= tiles._carry_flops(shape, ranks, False))
     assert ways == {True, False}
 
 
@@ -244,7 +243,7 @@ def test_masks_of_other_types_are_refused(dtype):
     sizes=["1 axis", "long first", "3 axes, long last", "4 axes"],
     numbers=[1, 20, 2**24],
 )
-def test_structured_gram(monkeypatch, sizes, kind, numbers):
+def test_a_gram_matrix_needs_projections_of_the_mask_only(monkeypatch, sizes, kind, numbers):
     """``structured_gram`` needs of a mask nothing but its projections on products of pairs."""
     monkeypatch.setattr(gram, "_CHUNK_NUMBERS", numbers)
     shape, ranks = SIZES[sizes]
@@ -264,8 +263,9 @@ def test_structured_gram(monkeypatch, sizes, kind, numbers):
 def two_threads(monkeypatch):
     """Torch with two threads, grids of any size worth them, and many strips; counts the pools."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(tiles, "_WORTH_THREADS", 0)
-    monkeypatch.setattr(tiles, "_ROWS", 3)
+    monkeypatch.setattr(tiles, "_MIN_CELLS_FOR_THREADS", 0)
+    monkeypatch.setattr("gpytorch_gaps.utils.threads._MIN_FLOPS_FOR_THREADS", 0)
+    monkeypatch.setattr(tiles, "_TILE_ROWS", 3)
     pools, executor = [], tiles.ThreadPoolExecutor
     monkeypatch.setattr(tiles, "ThreadPoolExecutor", lambda count: pools.append(count) or executor(count))
     torch.set_num_threads(2)
@@ -366,7 +366,7 @@ def test_a_sweep_that_raises_leaves_torch_as_it_was(two_threads, monkeypatch):
 def test_threads_are_not_started_for_nothing(two_threads, monkeypatch, why):
     shape, ranks = SIZES["long first"]
     if why == "small":
-        monkeypatch.setattr(tiles, "_WORTH_THREADS", math.prod(shape) + 1)
+        monkeypatch.setattr(tiles, "_MIN_CELLS_FOR_THREADS", math.prod(shape) + 1)
     else:
         torch.set_num_threads(1)
     bases, weights = problem(shape, ranks)

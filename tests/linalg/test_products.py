@@ -78,13 +78,13 @@ def test_kron_dense_is_torch_kron():
 @pytest.mark.usefixtures("strategy")
 class TestAgainstDense:
     @covering(shapes=SQUARE + RECTANGULAR, num_rhs=[1, 3], dtype=TOLERANCE)
-    def test_product(self, shapes, num_rhs, dtype):
+    def test_the_product_is_that_of_the_dense_matrix(self, shapes, num_rhs, dtype):
         factors, x = problem(shapes, num_rhs, dtype)
         assert_close(kron_matmul(factors, x), kron_dense(factors) @ x)
 
     @pytest.mark.parametrize(("batches", "batch"), BATCHES, ids=str)
     @pytest.mark.parametrize("shapes", [[(3, 3), (4, 4)], [(5, 4), (2, 6)], [(2, 4), (3, 5)]], ids=str)
-    def test_batches_broadcast(self, shapes, batches, batch):
+    def test_batches_of_factors_and_columns_broadcast(self, shapes, batches, batch):
         factors, x = problem(shapes, 3, batches=batches, batch=batch)
         assert_close(kron_matmul(factors, x), kron_dense(factors) @ x)
 
@@ -129,7 +129,7 @@ class TestAgainstDense:
         assert kron_matmul(factors, x).shape == (prod(q for q, _ in shapes), 0)
 
     @pytest.mark.parametrize("shapes", [[(2, 4), (0, 3)], [(0, 2), (3, 3), (2, 2)], [(2, 0), (3, 2), (2, 4)]], ids=str)
-    def test_empty_factors(self, shapes):
+    def test_factors_without_rows_or_columns_are_taken(self, shapes):
         factors, x = problem(shapes)
         assert torch.equal(kron_matmul(factors, x), kron_dense(factors) @ x)
 
@@ -159,7 +159,7 @@ class TestGradients:
             assert_close(a, e)
 
     @pytest.mark.parametrize(("batches", "batch"), BATCHES, ids=str)
-    def test_of_batches(self, batches, batch):
+    def test_gradients_of_batches_equal_those_of_dense(self, batches, batch):
         factors, x = problem([(5, 4), (2, 3)], batches=batches, batch=batch)
         inputs = [t.requires_grad_() for t in (*factors, x)]
         actual = torch.autograd.grad(kron_matmul(factors, x).square().sum(), inputs)
@@ -167,7 +167,7 @@ class TestGradients:
         for a, e in zip(actual, expected, strict=True):
             assert_close(a, e)
 
-    def test_gradcheck(self):
+    def test_gradients_pass_a_numerical_check(self):
         factors, x = problem([(2, 3), (2, 2), (3, 2)], 2)
         inputs = [t.requires_grad_() for t in (*factors, x)]
         assert torch.autograd.gradcheck(lambda *t: kron_matmul(t[:-1], t[-1]), inputs)
@@ -193,7 +193,7 @@ def test_size_must_match():
 
 
 class TestFlops:
-    def test_hand_count(self):
+    def test_flops_are_those_counted_by_hand(self):
         assert kron_matmul_flops([(3, 5)], 2) == 2 * 3 * 5 * 2
         assert kron_matmul_flops([(4, 4), (3, 3)]) == 2 * (4 * 4 * 3 + 4 * 3 * 3)
         # 5 -> 1 first, on the 2 columns of the first axis; then 2 -> 6, with one column left
@@ -217,7 +217,7 @@ class TestFlops:
 
 
 @pytest.mark.parametrize("batches", [[(), (), ()], [(2,), (), (3, 1)]], ids=str)
-def test_diagonal(batches):
+def test_the_diagonal_is_that_of_the_dense_product(batches):
     vectors = [normal(*batch, m) for batch, m in zip(batches, (3, 1, 4), strict=True)]
     expected = kron_dense([torch.diag_embed(v) for v in vectors]).diagonal(dim1=-2, dim2=-1)
     assert torch.equal(kron_diagonal(vectors), expected)

@@ -99,7 +99,7 @@ def test_a_highest_rank_above_the_size_changes_nothing():
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_zero_matrix(size):
+def test_a_matrix_of_zeros_has_no_eigenvectors(size):
     vectors, values, bound = lowrank_eigh(torch.zeros(size, size, dtype=torch.float64), 0.0)
     assert vectors.shape == (size, 0)
     assert values.shape == (0,)

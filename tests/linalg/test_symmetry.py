@@ -11,8 +11,8 @@ from tests import _dense as dense
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 24, 25])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_in_blocks(monkeypatch, size, transposed):
-    monkeypatch.setattr(symmetry, "_BLOCK", 8)
+def test_blocks_give_the_symmetric_part_of_the_whole(monkeypatch, size, transposed):
+    monkeypatch.setattr(symmetry, "_BLOCK_ROWS", 8)
     matrix = dense.randn(size, size)
     matrix = matrix.mT if transposed else matrix
     before = matrix.clone()
@@ -28,7 +28,7 @@ def test_in_blocks(monkeypatch, size, transposed):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [(0, 0), (0, 19), (19, 0), (11, 3), (3, 11)])
 def test_what_is_not_finite_is_found(monkeypatch, value, where):
-    monkeypatch.setattr(symmetry, "_BLOCK", 8)
+    monkeypatch.setattr(symmetry, "_BLOCK_ROWS", 8)
     matrix = dense.randn(20, 20)
     matrix[where] = value
     assert not math.isfinite(sum(symmetry.largest_and_asymmetry(matrix)))

@@ -250,7 +250,7 @@ def test_at_the_switch(full_sizes, size):
 def test_both_ways_agree(monkeypatch):
     factors = [dense.se(120, 0.3), dense.matern32(5)]
     by_eigh = truncated_eigh(factors, 1e-6)
-    monkeypatch.setattr(truncated, "_SMALL", 100)
+    monkeypatch.setattr(truncated, "_MAX_FULL_SIZE", 100)
     by_cholesky = truncated_eigh(factors, 1e-6)
     assert by_eigh.ranks == by_cholesky.ranks
     assert two_norm(rebuilt(by_eigh) - rebuilt(by_cholesky)) <= by_eigh.error + by_cholesky.error

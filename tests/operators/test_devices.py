@@ -147,7 +147,7 @@ def make(name, device):
 
 @devices
 @pytest.mark.parametrize("name", OPERATORS)
-def test_products(name, device):
+def test_products_stay_on_their_device(name, device):
     operator, matrix, inputs, own_inputs, num_factors = make(name, device)
     x, weights = dense.randn(matrix.size(-1), 3), dense.randn(matrix.size(-2), 3, seed=1)
     value = operator @ x.to(device)
@@ -176,7 +176,7 @@ def test_products_neither_copy_nor_wait(name):
 
 @devices
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_move(name, device):
+def test_operators_move_to_another_device(name, device):
     kind, build, matrix = OPERATORS[name]
     operator = build(FACTORS, _noise(kind), lambda index: index).to(device)
     assert operator.device == device
@@ -208,7 +208,7 @@ METHODS = [
 @pytest.mark.parametrize(
     ("kind", "method", "rank", "max_cholesky"), [(*method, 800 * (i % 2)) for i, method in enumerate(METHODS)]
 )
-def test_solves(kind, method, rank, max_cholesky, device):
+def test_solves_stay_on_their_device(kind, method, rank, max_cholesky, device):
     operator, matrix, inputs, own_inputs, num_factors = make(f"SelectedKroneckerAddedDiag, {kind}", device)
     rhs, weights = dense.randn(len(INDEX), 2), dense.randn(len(INDEX), 2, seed=1)
     with (
@@ -314,7 +314,7 @@ def _likelihood(operator, rhs, inputs, num_factors):
 @devices
 @pytest.mark.parametrize("max_cholesky", [800, 0])
 @pytest.mark.parametrize("kind", NOISES)
-def test_exact_logdets(kind, max_cholesky, device):
+def test_exact_logdets_stay_on_their_device(kind, max_cholesky, device):
     operator, matrix, inputs, own_inputs, num_factors = make(f"SelectedKroneckerAddedDiag, {kind}", device)
     rhs = dense.randn(len(INDEX), 2)
     with (
@@ -347,7 +347,7 @@ def test_exact_logdet_from_the_gaps(device, monkeypatch):
 
 @devices
 @pytest.mark.parametrize("kind", ["constant", "per axis"])
-def test_nystrom_logdet(kind, device):
+def test_nystrom_logdets_stay_on_their_device(kind, device):
     """Biased, so compared with itself on the CPU."""
     rhs, results = dense.randn(len(INDEX), 2), []
     for where in (device, CPU):
@@ -360,7 +360,7 @@ def test_nystrom_logdet(kind, device):
 @devices
 @pytest.mark.parametrize("rank", [None, 0, 20])
 @pytest.mark.parametrize("kind", NOISES)
-def test_stochastic_logdets(kind, rank, device):
+def test_stochastic_logdets_stay_on_their_device(kind, rank, device):
     """Within five standard errors; and on the stand-in, whose random numbers are the CPU's, equal to the CPU's."""
     rhs, results = dense.randn(len(INDEX), 2), []
     for where in (device, CPU):
@@ -435,7 +435,7 @@ class _AxisKernels(torch.nn.Module):
 
 @devices
 @pytest.mark.parametrize("method", ["fill", "ignore", "auto"])
-def test_training_steps(method, device):
+def test_training_steps_stay_on_their_device(method, device):
     """From GPyTorch's kernels on the axes to a step of Adam."""
     grid, index = gaps.CartesianGrid(AXES), dense.observed("random", (6, 5, 4))
     y, losses = dense.randn(len(index), 1), {}
@@ -461,7 +461,7 @@ def test_training_steps(method, device):
 @devices
 @pytest.mark.parametrize("rank", [1, 20])
 @pytest.mark.parametrize(("shifted", "kind"), [(False, "constant"), (False, "per point"), (True, "constant")])
-def test_preconditioners(shifted, kind, rank, device):
+def test_preconditioners_stay_on_their_device(shifted, kind, rank, device):
     results = []
     x = dense.randn(len(GAPS if shifted else INDEX), 2)
     for where in (device, CPU):
@@ -496,7 +496,7 @@ def test_preconditioner_of_the_operator(kind, device):
 
 
 @devices
-def test_grids(device):
+def test_grids_move_and_are_looked_up_there(device):
     grid, moved = gaps.CartesianGrid(AXES), gaps.CartesianGrid(AXES).to(device)
     assert moved.device == device
     queries = torch.cat([grid.points()[::7], torch.full((1, 4), 0.5, dtype=torch.float64)])
@@ -533,7 +533,7 @@ def test_what_lives_elsewhere_is_refused():
 
 
 @devices
-def test_arrays(device):
+def test_arrays_become_data_on_their_device(device):
     values = dense.randn(*SHAPE)
     values[values > 0.5] = torch.nan
     expected = gaps.from_array(values, [torch.arange(size).double() for size in SHAPE])

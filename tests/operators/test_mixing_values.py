@@ -186,13 +186,13 @@ def test_kinds_of_terms(kind, method, rank):
 
 @pytest.mark.parametrize("pattern", ["none", "one gap", "one observation", "random", "block", "slice"])
 @pytest.mark.parametrize("kind", ["two", "all"])
-def test_gap_patterns(kind, pattern):
+def test_sums_with_gaps_of_every_pattern(kind, pattern):
     compare(mixture(kind, pattern=pattern))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-3, 1.0, 1e2])
 @pytest.mark.parametrize(("method", "rank"), [("ignore", None), ("ignore", 20), ("cholesky", None)])
-def test_noise_levels(noise, method, rank):
+def test_sums_with_noise_of_every_size(noise, method, rank):
     # the random factors bound the condition number also at 1e-6
     compare(mixture("two", (6, 5), noise=noise), method, rank)
 
@@ -206,7 +206,7 @@ def test_noise_per_point(kind, method):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["ignore", "cholesky"])
-def test_float32(kind, method):
+def test_sums_in_float32_agree_with_float64(kind, method):
     """Against float64 algebra on the same rounded inputs; gradients are float32 products of exact solutions."""
     compare(mixture(kind, dtype=torch.float32), method, tolerance=2e-5)
 
@@ -214,7 +214,7 @@ def test_float32(kind, method):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["ignore", "cholesky"])
 @pytest.mark.parametrize("batch", [(2,), (2, 2)], ids=str)
-def test_batches(kind, method, batch):
+def test_batches_of_sums_are_solved_member_by_member(kind, method, batch):
     compare(mixture(kind, (4, 3), batch=batch), method)
 
 
@@ -253,7 +253,7 @@ def test_no_noise_at_all():
     ],
     ids=["identities", "periodic", "the same kernel twice"],
 )
-def test_repeated_eigenvalues(krons, method):
+def test_sums_of_kernels_with_repeated_eigenvalues(krons, method):
     """Within a term and between terms: gradients never pass through eigenvectors."""
     noise = torch.tensor([0.05], dtype=torch.float64)
     compare(Mixture(dense.observed("random", (6, 5)), krons, noise), method)
@@ -574,7 +574,7 @@ def two_smooth_kernels(noise=1e-3):
 
 
 @pytest.mark.parametrize(("rank", "least", "most"), [(None, 1, 8), (100, 10, 40), (20, 150, 500), (0, 400, 1000)])
-def test_iterations(rank, least, most):
+def test_a_preconditioner_of_all_terms_saves_iterations(rank, least, most):
     """On 40 x 30 with 40 % gaps: 4 with the rank found best, 23 at rank 100, 301 at 20, 696 without."""
     problem = two_smooth_kernels()
     with settings.gap_method("ignore"), settings.preconditioner_rank(rank), record_solves() as solves:
@@ -586,7 +586,7 @@ def test_iterations(rank, least, most):
     assert (report.rank == 0) if rank == 0 else (report.rank >= (rank or 100))
 
 
-def test_reports():
+def test_reports_tell_method_rank_and_residual():
     problem = mixture("all")
     rhs, width = dense.randn(len(problem.index), 2), 2 + len(problem.index)
     with record_solves() as solves:
@@ -695,7 +695,7 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize("pattern", ["one observation", "random"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_khatri_rao(shape, pattern, dtype, transposed):
+def test_scattered_points_against_a_grid_are_a_khatri_rao_product(shape, pattern, dtype, transposed):
     index, points = dense.observed(pattern, shape), 6
     factors = dense.leaves(*(dense.randn(points, size, seed=axis).to(dtype) for axis, size in enumerate(shape)))
     wide = dense.leaves(*(factor.double() for factor in factors))
@@ -808,7 +808,7 @@ class Posterior:
 @pytest.mark.parametrize("where", ["cells", "points"])
 @pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("pattern", ["none", "one observation", "block"])
-def test_posterior(where, terms, pattern):
+def test_the_posterior_covariance_is_the_dense_one(where, terms, pattern):
     """The diagonal, products and parts of the dense posterior's, and the gradient of its variance."""
     problem = Posterior(where, terms, pattern=pattern)
     exact = problem.matrix()

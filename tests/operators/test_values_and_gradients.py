@@ -128,7 +128,7 @@ def test_number_of_axes(shape, method):
 
 @pytest.mark.parametrize("pattern", ["none", "one gap", "one observation", "random", "block", "slice"])
 @pytest.mark.parametrize("method", ["fill", "ignore", "penalize", "spectral", "auto"])
-def test_gap_patterns(pattern, method):
+def test_gaps_of_every_pattern(pattern, method):
     compare(rough(), dense.observed(pattern, SHAPE), constant(0.05), method=method)
 
 
@@ -147,7 +147,7 @@ def test_few_and_many_gaps(fraction, method):
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-3, 1.0, 1e2])
 @pytest.mark.parametrize("method", ["fill", "ignore", "cholesky"])
-def test_noise_levels(noise, method):
+def test_noise_of_every_size(noise, method):
     # at 1e-6 the smallest eigenvalue of this K, about 1e-4, still bounds the condition number
     factors = [dense.matern32(6), dense.random_psd(5)]
     compare(factors, dense.observed("random", (6, 5)), constant(noise), method=method)
@@ -186,7 +186,7 @@ def test_cells_observed_twice(kind, method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["constant", "product"])
-def test_unsorted_index(kind, method):
+def test_observations_in_any_order(kind, method):
     index = dense.observed("random", SHAPE)
     index = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(0))]
     compare(rough(), index, constant(0.05) if kind == "constant" else axes(SHAPE), method=method)
@@ -203,14 +203,14 @@ def test_unsorted_index(kind, method):
     ],
     ids=["identities", "identity and Matern", "periodic", "three axes"],
 )
-def test_repeated_eigenvalues(factors, method):
+def test_kernels_with_repeated_eigenvalues(factors, method):
     shape = tuple(factor.size(-1) for factor in factors)
     for fraction in (0.2, 0.6):  # the log-determinant is taken on the gaps, then on the data
         compare(factors, dense.observed("random", shape, fraction), constant(0.05), method=method)
 
 
 @pytest.mark.parametrize("method", ["fill", "ignore", "auto"])
-def test_grouped_axes(method):
+def test_axes_of_several_columns(method):
     factors = [dense.ard(9), dense.matern32(6)]
     compare(factors, dense.observed("slice", (9, 6)), constant(0.05), method=method)
 
@@ -241,7 +241,7 @@ def test_gradient_reaches_the_lengths_of_a_grouped_axis():
     [((3,), (3,), (3,)), ((3,), (), (3,)), ((), (3,), (3,)), ((3,), (3,), ()), ((2, 3), (3,), (2, 3))],
     ids=["all", "factors and rhs", "noise and rhs", "rhs shared", "two dimensions"],
 )
-def test_batches(factor_batch, noise_batch, rhs_batch, method):
+def test_batches_are_solved_member_by_member(factor_batch, noise_batch, rhs_batch, method):
     factors = [dense.random_psd(5, 1, batch=factor_batch), dense.random_psd(4, 2, batch=factor_batch)]
     noise = 0.1 + torch.rand(*noise_batch, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     compare(factors, dense.observed("random", (5, 4)), noise, method=method, rhs_batch=rhs_batch)
@@ -296,7 +296,7 @@ def test_vectors_and_unreduced_quadratic_forms():
         ("per point", "auto"),
     ],
 )
-def test_float32(kind, method):
+def test_values_and_gradients_in_float32(kind, method):
     """Against float64 algebra on the same rounded inputs: 2e-5 relative.
 
     Solutions are exact to 1e-7 before they are rounded; gradients are float32 products of them, with

@@ -103,7 +103,7 @@ CHANGES = {  # which are left, one after the other
     ("case", "method", "max_cholesky"),
     sorted({*SPREAD, *(("two axes", *way) for way in WAYS), *((case, "auto", 0) for case in CASES)}),
 )
-def test_other_observations(case, method, max_cholesky):
+def test_observations_that_come_and_go(case, method, max_cholesky):
     """Whichever come and go, as by dense algebra without any history."""
     pair, model = conditioned(case, slice(0, N))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
@@ -125,7 +125,7 @@ def test_other_observations(case, method, max_cholesky):
 
 
 @pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
-def test_fantasies(case, method, max_cholesky):
+def test_fantasies_of_a_model_and_of_a_fantasy(case, method, max_cholesky):
     """Once, again from the same model, and a fantasy of a fantasy."""
     pair, model = conditioned(case, slice(0, N))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
@@ -151,7 +151,7 @@ def test_fantasies(case, method, max_cholesky):
 
 
 @pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
-def test_corrected_values(case, method, max_cholesky):
+def test_corrected_values_are_solved_for_again(case, method, max_cholesky):
     pair, model = conditioned(case, slice(0, N))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
     x, y, noise = x[:N], y[..., :N], noise_at(pair, x[:N], slice(0, N))
@@ -166,7 +166,7 @@ def test_corrected_values(case, method, max_cholesky):
 
 
 @pytest.mark.parametrize(("case", "method", "max_cholesky"), SPREAD)
-def test_changed_hyperparameters(case, method, max_cholesky):
+def test_changed_hyperparameters_are_solved_for_again(case, method, max_cholesky):
     """The last solution is then of another matrix, and only a guess."""
     pair, model = conditioned(case, slice(0, N))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
@@ -230,7 +230,7 @@ def test_batches_of_fantasies(method, max_cholesky):
 
 
 @in_turn(case=CASES, max_cholesky=[0, 800])
-def test_single_precision(case, max_cholesky):
+def test_float32_models_take_new_observations(case, max_cholesky):
     pair, model = conditioned(case, slice(0, N - 9))
     (x,), y = pair.ours.train_inputs, pair.ours.train_targets
     expected = by_the_book(pair, x[:N], y[..., :N], noise_at(pair, x[:N], slice(0, N)))
@@ -548,7 +548,7 @@ def matrix(kind, factors, noise):
 
 
 @in_turn(operator_and_method=EVERY_OPERATOR, shape=[(ROWS,), (ROWS, 1), (ROWS, 3), (2, ROWS, 3), (2, 3, ROWS, 1)])
-def test_guesses(operator_and_method, shape):
+def test_a_guess_saves_iterations_and_changes_nothing(operator_and_method, shape):
     """An exact one takes no iterations, a wrong one changes nothing."""
     kind, method = operator_and_method
     noise = torch.tensor([0.03], dtype=torch.float64)

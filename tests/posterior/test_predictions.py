@@ -231,7 +231,7 @@ def test_settings_of_gpytorch_that_approximate(setting):
 
 
 @in_turn(case=CASES, max_cholesky=[800, 0])
-def test_single_precision(case, max_cholesky):
+def test_float32_means_are_close_to_float64(case, max_cholesky):
     """Means within 1e-4 of double precision's."""
     pair = CASES[case](small=True)
     cells = pair.test_x[:60]
@@ -283,7 +283,7 @@ UNUSUAL = {
 
 
 @covering(case=UNUSUAL, max_cholesky=[800, 0], eager=[False, True])
-def test_unusual_models(case, max_cholesky, eager):
+def test_unusual_models_from_likelihood_to_posterior(case, max_cholesky, eager):
     """From the likelihood and its gradients to the posterior, also where kernels are not evaluated lazily."""
     shape, fraction, kernels, rows = UNUSUAL[case]
     grid, x, y = gaps.from_array(*reversed(gappy(shape, fraction, 0)))
@@ -509,7 +509,7 @@ def test_variances_without_solves_of_a_sum():
     ],
     ids=str,
 )
-def test_indexing(index):
+def test_a_part_of_a_posterior_is_that_of_the_dense_one(index):
     ours, plain, grid = models()
     x = points_of_every_kind(grid)["all cells"]
     with torch.no_grad():
@@ -546,7 +546,7 @@ def test_indexing_a_batch(max_cholesky):
     what=["mean", "variance", "both"],
     max_cholesky=[800, 0],
 )
-def test_gradients(where, what, max_cholesky):
+def test_gradients_of_a_posterior_are_those_of_dense_algebra(where, what, max_cholesky):
     """Of a posterior with respect to its points and to every hyperparameter."""
     ours, plain, grid = models()
     results = []
@@ -625,7 +625,7 @@ def split(model, count=9):
 
 @pytest.mark.parametrize("max_cholesky", [800, 0])
 @pytest.mark.parametrize("where", ["cells", "off the grid"])
-def test_fantasies(where, max_cholesky):
+def test_a_fantasy_is_the_model_with_more_data(where, max_cholesky):
     ours, _, grid = models()
     known, (x, y) = split(ours)
     x = x if where == "cells" else x + 0.017
@@ -703,7 +703,7 @@ def test_fantasies_with_a_noise_per_level():
         close(fantasy.likelihood(fantasy(grid.points())), all_of_them.likelihood(all_of_them(grid.points())))
 
 
-def test_set_train_data():
+def test_set_train_data_forgets_the_last_solution():
     ours, _, grid = models()
     (x,), y = ours.train_inputs, ours.train_targets
     with torch.no_grad():
@@ -718,7 +718,7 @@ def test_set_train_data():
         close(ours(grid.points()), retrained(ours, x[:50] + 0.01, y[:50])(grid.points()))
 
 
-def test_prior_mode():
+def test_prior_mode_makes_no_solve():
     ours, plain, grid = models()
     for x in points_of_every_kind(grid).values():
         with torch.no_grad(), gpytorch.settings.prior_mode(True), gaps.record_solves() as solves:
@@ -729,7 +729,7 @@ def test_prior_mode():
         assert len(solves) == 0
 
 
-def test_skipped_variances():
+def test_skipped_variances_are_zero_and_cost_nothing():
     ours, plain, grid = models()
     with torch.no_grad(), gpytorch.settings.skip_posterior_variances(), gaps.record_solves() as solves:
         posterior = ours(grid.points())

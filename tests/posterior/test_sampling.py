@@ -409,7 +409,7 @@ def test_gradients_in_the_points_with_detached_caches(case, kind, monkeypatch):
 
 @pytest.mark.parametrize("points", [5, 120], ids=["dense", "pathwise"])
 @pytest.mark.parametrize("noise", [False, True])
-def test_seeds(noise, points):
+def test_a_seed_repeats_draws_and_leaves_torch_alone(noise, points):
     """The same, the same draws; another, others; none, torch's own, which a seed leaves alone."""
     ours, _, grid = models()
     with torch.no_grad():
@@ -567,7 +567,7 @@ def test_more_noise_keeps_the_kind_of_covariance():
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_shapes(count):
+def test_draws_have_the_shape_of_grid_or_points(count):
     ours, _, grid = models()
     other = gaps.CartesianGrid([grid.axes[0][:4] + 0.01, grid.axes[1]])
     with torch.no_grad():
@@ -594,7 +594,7 @@ def test_a_grid_is_laid_out_as_its_points():
 
 
 @pytest.mark.parametrize("noise", [False, True])
-def test_no_points(noise):
+def test_no_points_have_empty_draws(noise):
     ours, _, grid = models()
     with torch.no_grad():
         assert gaps.sample_posterior(ours, grid.points()[:0], 3, noise=noise).shape == (3, 0)
@@ -655,7 +655,7 @@ def test_settings_are_left_alone_and_those_of_its_making_kept():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_progress(wanted, monkeypatch):
+def test_a_progress_bar_is_made_or_not(wanted, monkeypatch):
     """A bar is made, or not."""
     from gpytorch_gaps.utils import progress
 
@@ -750,7 +750,7 @@ def test_a_number_of_draws_that_is_none(count):
         gaps.sample_posterior(ours, grid, count)
 
 
-def test_other_mistakes():
+def test_wrong_models_and_points_are_named():
     ours, plain, grid = models()
     with pytest.raises(ValueError, match=r"model: got Linear, expected a gpytorch\.models\.ExactGP"):
         gaps.sample_posterior(torch.nn.Linear(2, 2), grid)
@@ -767,7 +767,7 @@ def test_other_mistakes():
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_wrong_columns(columns):
+def test_points_with_wrong_columns_are_refused(columns):
     ours, _, _ = models()
     with torch.no_grad(), pytest.raises(ValueError, match="columns"):
         gaps.sample_posterior(ours, torch.zeros(4, columns, dtype=torch.float64))
@@ -798,7 +798,7 @@ def test_too_many_observations_without_a_grid():
 
 @on_standin
 @pytest.mark.parametrize(("case", "count"), [*((case, 3) for case in CASES), ("two axes", 40)])
-def test_draws_elsewhere(case, count):
+def test_draws_on_a_device_are_those_of_the_cpu(case, count):
     """On the stand-in device, whose random numbers are the CPU's: the same draws, and no copies to or from it."""
     pair = CASES[case](small=True)
     there, results = copy.deepcopy(pair.ours).to(standin.DEVICE), []

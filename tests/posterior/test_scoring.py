@@ -95,7 +95,7 @@ def test_scores_in_other_units():
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-def test_calibration(level):
+def test_a_true_prediction_is_calibrated_and_scores_best(level):
     """Values drawn from the prediction itself: as many inside as are meant to be, and a CRPS of sigma / sqrt(pi)."""
     count = 200_000
     deviation = 0.5 + dense.randn(count).abs()
@@ -135,7 +135,7 @@ def test_truth_of_the_shape_of_a_grid(shape):
 
 
 @pytest.mark.parametrize("shape", [(3, 10), (2, 3, 10)], ids=str)
-def test_batches(shape):
+def test_a_batch_is_scored_as_all_its_members(shape):
     """The average over all members; on a grid each has its own."""
     posterior, truth = example(*shape)
     together = gaps.score(posterior, truth)
@@ -144,7 +144,7 @@ def test_batches(shape):
     assert gaps.score(posterior, truth.unflatten(-1, (2, 5))) == together
 
 
-def test_several_tasks():
+def test_several_tasks_are_scored_value_by_value():
     mean, truth = dense.randn(4, 3), dense.randn(4, 3, seed=1)
     covariance = dense.random_psd(12)
     posterior = MultitaskMultivariateNormal(mean, covariance)
@@ -153,7 +153,7 @@ def test_several_tasks():
     assert got.as_dict() == pytest.approx(gaps.score(flat, truth.flatten()).as_dict(), rel=1e-12)
 
 
-def test_single_precision():
+def test_float32_predictions_are_scored_in_float64():
     """Scored in float64."""
     posterior, truth = example(40)
     narrow = normal(posterior.mean.float(), posterior.stddev.float())
@@ -315,7 +315,7 @@ def test_groups_left_out(case, kind, max_cholesky):
 
 
 @pytest.mark.parametrize("method", ["fill", "ignore", "cholesky"])
-def test_every_method(method):
+def test_every_method_leaves_out_alike(method):
     pair = few("two axes")
     expected = brute_force(pair.dense, torch.arange(FEW)), brute_force(pair.dense, labels_of("in turn"))
     with settings.gap_method(method), settings.solve_tolerance(1e-9), MAX_CHOLESKY(0):
@@ -529,7 +529,7 @@ def test_the_stated_error_of_exact_predictions_left_out(noise, method):
         assert float((report.error / variance).max()) <= 1e-3
 
 
-def test_one_observation():
+def test_one_observation_left_out_leaves_the_prior():
     """Left out, the prior remains."""
     grid, x, y = gaps.from_array(*reversed(gappy((8, 7), 0.4, 0)))
     model = small_model(x[:1], y[:1], 0.01, grid)

@@ -99,7 +99,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_cholesky", [0, 800])
 @pytest.mark.parametrize("gap_method", ["fill", "ignore", "auto"])
 @pytest.mark.parametrize("method", ["exact", "auto"])
-def test_exact(method, gap_method, max_cholesky, kind):
+def test_exact_variances_are_exact_at_all_kinds_of_points(method, gap_method, max_cholesky, kind):
     """To 1e-6 of the prior, as is promised of every solve; and to the bound that is stated."""
     model, grid = problem(fraction=0.4, lengths=(0.4, 0.5), noise=0.01)
     x = points(grid)[kind]
@@ -381,7 +381,7 @@ def test_auto_falls_back_to_draws_and_says_so(monkeypatch):
 # -- reports ---------------------------------------------------------------------------------------------------------
 
 
-def test_reports():
+def test_reports_tell_method_samples_and_error():
     model, grid = problem()
     x = grid.points()
     reports = {

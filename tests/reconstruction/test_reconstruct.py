@@ -30,6 +30,7 @@ from gpytorch_gaps.reconstruction.output import ResumableNpy
 from gpytorch_gaps.utils.checkpoint import CheckpointFile
 from tests import _dense as dense
 from tests import _standin as standin
+from tests._covering import covering
 
 NAN = float("nan")
 NOISE = 0.01
@@ -77,7 +78,7 @@ def covariance(kernels, axes, a, b):
         column += width
         wide = copy.deepcopy(kernel).double().eval()
         with torch.no_grad():
-            result = result * wide(a[:, columns], b[:, columns]).to_dense()
+            result = result * wide(a[..., columns], b[..., columns]).to_dense()
     return result
 
 
@@ -91,10 +92,9 @@ class Exact:
         self.observed = ~y.isnan()
         self.y = y[self.observed] - mean
         kernel = covariance(kernels, axes, self.cells, self.cells)
-        self.kernel_norm = float(torch.linalg.matrix_norm(kernel, 2))
         system = kernel[self.observed][:, self.observed] + noise * torch.eye(len(self.y), dtype=torch.float64)
-        self.a = torch.linalg.solve(system, self.y)
         self.root = torch.linalg.cholesky(system)
+        self.a = torch.cholesky_solve(self.y.unsqueeze(-1), self.root).squeeze(-1)
         self.grid = (kernel[:, self.observed] @ self.a + mean).view([len(axis) for axis in axes])
 
     def at(self, points):
@@ -106,7 +106,8 @@ class Exact:
         """The posterior standard deviation of f."""
         points = torch.as_tensor(np.asarray(points), dtype=torch.float64)
         rows = covariance(self.kernels, self.axes, points, self.cells[self.observed])
-        prior = torch.cat([covariance(self.kernels, self.axes, one, one).view(1) for one in points.split(1)])
+        each = points.unsqueeze(-2)  # a batch of single points
+        prior = covariance(self.kernels, self.axes, each, each).expand(len(points), 1, 1).flatten()
         return (prior - torch.linalg.solve_triangular(self.root, rows.mT, upper=False).square().sum(0)).sqrt()
 
     def error_in_std(self, result, points=None):
@@ -184,7 +185,7 @@ def test_clustered_gaps_are_filled_as_well_as_asked_for():
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-3, 10.0])
-def test_noises(noise):
+def test_noise_of_every_size(noise):
     axes = lines(12, 11)
     kernels, values = [se(0.3), matern(0.5)], field(axes)
     result = run(values, axes, kernels, noise, tolerance=1e-11)
@@ -458,7 +459,7 @@ def test_leading_blocks_of_one_matrix_serve_axes_of_different_lengths():
     torch.testing.assert_close(whole(result), expected, rtol=0, atol=1e-6)
 
 
-def test_other_kernels():
+def test_periodic_sums_products_and_kernels_of_low_rank():
     """Periodic ones, with pairs of eigenvalues; sums and products; a kernel of lower rank."""
     axes = [np.arange(12) / 12.0, np.linspace(0, 1, 9), np.linspace(-1, 1, 6)]
     kernels = [PeriodicKernel(), se(0.5) + matern(0.2) * se(0.4), gpytorch.kernels.LinearKernel()]
@@ -498,7 +499,7 @@ def test_results_have_the_precision_of_the_values(tmp_path, dtype, kind):
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_modes(tmp_path, mode):
+def test_a_result_serves_inside_and_outside_of_a_mode(tmp_path, mode):
     """Made under a mode, a result serves outside of it, and the other way round."""
     axes = lines(9, 8)
     kernels, values = kernels_for(axes), torch.as_tensor(field(axes))
@@ -545,9 +546,9 @@ def test_noises_of_other_types(noise):
 # -- certificates ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", ["random", "block", "slice", "one observation", "none"])
-@pytest.mark.parametrize("tolerance", [1.0, 1e-2, 1e-5])
-@pytest.mark.parametrize("noise", [1e-4, 1.0])
+@covering(
+    pattern=["random", "block", "slice", "one observation", "none"], tolerance=[1.0, 1e-2, 1e-5], noise=[1e-4, 1.0]
+)
 def test_the_mean_is_within_what_the_report_certifies(pattern, tolerance, noise):
     axes = lines(13, 12)
     kernels, values = [se(0.3), matern(0.2)], field(axes, pattern)
@@ -688,7 +689,7 @@ def test_clustered_gaps_take_a_dense_block_within_memory():
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_progress(monkeypatch, capfd, tmp_path, progress):
+def test_a_progress_bar_is_shown_or_not(monkeypatch, capfd, tmp_path, progress):
     """With no patience at all there would be a bar for everything."""
     monkeypatch.setattr("gpytorch_gaps.utils.progress._DELAY_SECONDS", 0.0)
     axes = lines(9, 8)
@@ -1104,7 +1105,7 @@ def test_output_and_checkpoint_in_one_place(tmp_path):
         np.testing.assert_array_equal(np.load(path), whole(result).numpy())
 
 
-def test_write(tmp_path, monkeypatch):
+def test_a_mean_is_written_slab_by_slab(tmp_path, monkeypatch):
     result = small(tolerance=1e-7)
     result.write(tmp_path / "a.npy")
     result.write(str(tmp_path / "b.npy"))
@@ -1165,8 +1166,9 @@ def test_threads_do_not_change_the_mean(monkeypatch, pattern):
     axes = lines(40, 36)
     kernels, values = [se(0.15), matern(0.3)], field(axes, pattern)
     expected = whole(run(values, axes, kernels, tolerance=1e-7))
-    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._WORTH_THREADS", 0)
-    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._ROWS", 8)
+    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._MIN_CELLS_FOR_THREADS", 0)
+    monkeypatch.setattr("gpytorch_gaps.utils.threads._MIN_FLOPS_FOR_THREADS", 0)
+    monkeypatch.setattr("gpytorch_gaps.linalg.masked_grid._TILE_ROWS", 8)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -201,7 +201,7 @@ def test_a_masked_array_may_hide_nan_as_well_as_show_it():
     assert dense.relative(mean_of(values), by_hand(expected)) < 1e-8
 
 
-def test_an_xarray():
+def test_an_xarray_is_read_as_its_values():
     xarray = pytest.importorskip("xarray")
     values = xarray.DataArray(field("float32"), dims=("a", "b", "c"))
     got = mean_of(values)
@@ -240,7 +240,7 @@ def test_an_object_without_a_dtype():
     cuts=[(), (1,), (1, 3, 6), (3, 3, 5), (1, 2, 3, 4, 5, 6)],
     form=[list, tuple, iter, lambda parts: (part for part in parts)],
 )
-def test_uneven_slabs(kind, cuts, form):
+def test_slabs_of_any_thickness_are_joined(kind, cuts, form):
     """Of any thickness, none included."""
     parts = [KINDS[kind](part.copy()) for part in np.split(field(), cuts)]
     before = [snapshot(part) for part in parts]
@@ -287,7 +287,7 @@ def test_a_generator_is_gone_through_once_and_slab_by_slab():
     assert len(list(iterator)) == 6
 
 
-def test_one_dimension():
+def test_slabs_of_one_dimension_are_joined():
     values = field().ravel()[:20]
     together, starts = gathered([values[:7], values[7:]], (20,))
     np.testing.assert_array_equal(together.numpy(), values)

@@ -259,7 +259,7 @@ def prescribed(values, shape=(12, 10), pattern="random", noise=1e-2, seed=0):
     "decay", [lambda n: 2.0 ** -torch.arange(n), lambda n: 1.0 / (1.0 + torch.arange(n)) ** 2, lambda n: torch.ones(n)]
 )
 @pytest.mark.parametrize("noise", [1e-4, 1.0])
-def test_prescribed_spectra(decay, noise):
+def test_prescribed_spectra_are_solved_exactly(decay, noise):
     case = prescribed([decay(12).double(), decay(10).double()], noise=noise)
     found = case.solve(tolerance=1e-9)
     assert found.converged

@@ -67,7 +67,7 @@ def solve(kernel, kind, response, method, rank=None):
         ("Matern-3/2", "random", "fill", None, 60),
     ],
 )
-def test_iterations(kernel, kind, method, rank, limit, response):
+def test_each_method_needs_no_more_iterations_than_measured(kernel, kind, method, rank, limit, response):
     report = solve(kernel, kind, response, method, rank)
     assert report.iterations <= limit
     assert report.method == method

@@ -128,7 +128,7 @@ def test_exact_takes_the_side_of_few_gaps(kind):
 @pytest.mark.parametrize("kind", ["constant", "product", "per point"])
 @pytest.mark.parametrize("factor_batch", [(), (3,)], ids=["factors shared", "factors batched"])
 @pytest.mark.parametrize("fraction", [0.3, 0.7])
-def test_exact_batches(kind, factor_batch, fraction):
+def test_exact_logdets_of_batches(kind, factor_batch, fraction):
     factors = [dense.random_psd(5, 1, batch=factor_batch), dense.random_psd(4, 2)]
     index = dense.observed("random", (5, 4), fraction)
     noise = torch.tensor([[1e-2], [1.0], [1e2]], dtype=torch.float64)
@@ -343,7 +343,7 @@ def test_stochastic_gradient_is_unbiased(factors, noise, rank, side):
 @pytest.mark.parametrize("rank", [None, 6], ids=["gaps", "data"])
 @pytest.mark.parametrize("factor_batch", [(), (3,)], ids=["factors shared", "factors batched"])
 @pytest.mark.parametrize("noise_batch", [(), (3,)], ids=["noise shared", "noise batched"])
-def test_stochastic_batches(factor_batch, noise_batch, rank):
+def test_stochastic_logdets_of_batches(factor_batch, noise_batch, rank):
     """A standard error for every element of the batch, each honest, whichever arguments carry the batch."""
     factors = [dense.matern32(7, 0.2) * torch.ones(*factor_batch, 1, 1), dense.random_psd(6, 2)]
     noise = (0.05 + dense.randn(*noise_batch, 1).abs()) * torch.ones(*noise_batch, 1)

@@ -53,7 +53,7 @@ def check_report(report, factor_list, index, noise, solution, rhs, rounding=1e-1
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-6, 1e-10])
 @pytest.mark.parametrize("kind", ["constant", "product"])
-def test_reported_residual(kind, tolerance, method):
+def test_the_reported_residual_is_the_true_one(kind, tolerance, method):
     index = dense.observed("random", SHAPE)
     noise = number(1e-2) if kind == "constant" else axes()
     rhs = dense.randn(len(index), 4) * torch.tensor([1.0, 1e-6, 1e4, 1.0], dtype=torch.float64)
@@ -236,7 +236,7 @@ def test_columns_of_different_difficulty(method):
 
 @pytest.mark.parametrize("method", ["fill", "ignore", "penalize"])
 @pytest.mark.parametrize("kind", ["constant", "product"])
-def test_warm_start(kind, method):
+def test_a_good_guess_saves_iterations(kind, method):
     """From a good guess: fewer iterations, the same solution. From the solution: none."""
     shape, rough = (16, 14), [dense.matern32(16), dense.matern32(14)]
     index = dense.observed("random", shape)

@@ -70,7 +70,7 @@ def smooth(shape=(16, 14), theta=0.4):
 
 @pytest.mark.parametrize("pattern", ["none", "one gap", "one observation", "random", "block", "slice"])
 @pytest.mark.parametrize("shape", [(11,), (9, 8), (5, 4, 6), (3, 4, 2, 3)], ids=lambda shape: f"{len(shape)} axes")
-def test_solutions(shape, pattern):
+def test_solutions_are_those_of_dense_algebra(shape, pattern):
     index = dense.observed(pattern, shape)
     rhs = dense.randn(len(index), 3)
     solution, report = solve(rough(shape), index, number(0.05), rhs)
@@ -93,7 +93,7 @@ def test_the_reported_residual_is_the_original_one(pattern, noise, tolerance):
 
 
 @pytest.mark.parametrize("pattern", ["random", "block"])
-def test_tiny_noise(pattern):
+def test_tiny_noise_is_reached(pattern):
     index = dense.observed(pattern, (16, 14))
     rhs = dense.randn(len(index), 2)
     _, report = solve(smooth(), index, number(1e-6), rhs, tolerance=1e-5)
@@ -112,7 +112,7 @@ def test_tiny_noise(pattern):
     ],
     ids=["identity", "repeated", "rank one", "a group", "norms", "zero"],
 )
-def test_spectra(factors):
+def test_factors_with_any_spectrum_are_solved(factors):
     shape = tuple(len(factor) for factor in factors)
     index = dense.observed("random", shape)
     rhs = dense.randn(len(index), 2)
@@ -132,7 +132,7 @@ def test_noise_of_axes_is_whitened(pattern):
 
 
 @pytest.mark.parametrize("kind", ["constant", "product"])
-def test_batches(kind):
+def test_batches_of_members_of_very_different_size(kind):
     """Members of very different size: no member may lose what is small only beside the others."""
     shape = (5, 4)
     index = dense.observed("random", shape)
@@ -161,7 +161,7 @@ def test_a_batch_of_kernels_for_one_noise_and_one_kernel_for_a_batch_of_noises()
 
 
 @pytest.mark.parametrize("noise", [1e-2, 1e-4])
-def test_float32_factors(noise):
+def test_float32_factors_are_refined_in_float64(noise):
     """Iterated in float32, refined in float64."""
     shape = (9, 8)
     single = [factor.float() for factor in (dense.matern32(9), dense.se(8, 0.4))]
@@ -198,7 +198,7 @@ def test_an_unsorted_index():
 
 
 @pytest.mark.parametrize("kind", ["constant", "product"])
-def test_warm_starts(kind):
+def test_a_good_guess_saves_iterations(kind):
     """From a good guess: fewer iterations, the same solution. From the solution: none. From a bad one: no harm."""
     shape = (16, 14)
     factors = [dense.matern32(16), dense.matern32(14)]
@@ -320,7 +320,7 @@ def _orders(vectors):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_mask(dtype):
+def test_the_mask_marks_observations_and_is_kept(dtype):
     index = dense.observed("random", (6, 5))
     system = make(rough((6, 5)), index, number(0.1))
     mask = system.observed(dtype)

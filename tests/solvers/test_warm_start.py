@@ -400,7 +400,7 @@ def test_sums_reuse_theirs_too(scale, serves):
         ({"loosest": 1.5}, r"loosest: got 1\.5"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"WarmStart: {message}"):
         WarmStart(**arguments)
 

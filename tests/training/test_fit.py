@@ -162,12 +162,16 @@ def test_equals_a_hand_written_loop_bit_for_bit():
     assert not history.converged
 
 
-def test_the_objective_of_the_default_arguments_falls_and_the_noise_is_found():
-    model = make(n=60)
-    history = fit(model, 200, progress=False)
-    assert history.loss[-1] < history.loss[0] - 0.5
-    assert history.converged
-    assert model.likelihood.noise.item() == pytest.approx(0.01, rel=0.6)
+def test_default_arguments_converge_and_find_the_noise_on_average():
+    """A variance estimated from 60 observations has a standard error of 20 %, the mean of eight of them 7 %."""
+    found = []
+    for seed in range(8):
+        model = make(n=60, seed=seed)
+        history = fit(model, 200, progress=False)
+        assert history.loss[-1] < history.loss[0] - 0.5
+        assert history.converged
+        found.append(model.likelihood.noise.item())
+    assert sum(found) / len(found) == pytest.approx(0.01, rel=0.2)
 
 
 def test_leaves_eval_mode_data_and_random_state():
@@ -214,7 +218,7 @@ def test_frozen_parameters_stay():
     assert torch.equal(model.likelihood.raw_noise, before)
 
 
-def test_priors_count():
+def test_priors_count_in_the_loss():
     plain, informed = make(), make()
     prior = gpytorch.priors.GammaPrior(3.0, 6.0)
     informed.covar_module.base_kernel.register_prior("lengthscale_prior", prior, "lengthscale")
@@ -235,7 +239,7 @@ def test_a_batch_is_summed_and_fitted_as_its_members():
     assert history.num_observations == 30
 
 
-def test_deep_kernels():
+def test_deep_kernels_are_trained_as_by_hand():
     ours, theirs = make(DeepModel), make(DeepModel)
     torch.manual_seed(3)
     history = quiet(ours, 10)
@@ -244,7 +248,7 @@ def test_deep_kernels():
     assert_same(ours, theirs)
 
 
-def test_another_objective():
+def test_another_objective_may_be_given():
     model = make()
     history = quiet(model, 3, mll=LeaveOneOutPseudoLikelihood(model.likelihood, model))
     assert history.loss[0] != quiet(make(), 1).loss[0]
@@ -281,7 +285,7 @@ def test_a_ready_optimizer_keeps_its_learning_rate_and_its_state():
 
 
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
-def test_lbfgs(line_search):
+def test_lbfgs_steps_are_those_by_hand(line_search):
     def lbfgs(params, lr):
         return torch.optim.LBFGS(params, lr=lr, max_iter=4, line_search_fn=line_search)
 
@@ -995,14 +999,14 @@ def test_a_file_that_is_no_checkpoint_is_refused_and_kept(content, tmp_path):
         ({"mll": "loo"}, "mll: got str"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_wrong_arguments_are_named(arguments, message):
     model = make()
     with pytest.raises(ValueError, match=message):
         fit(model, **{"progress": False, **arguments})
     assert model.evaluations == 0
 
 
-def test_bad_models(tmp_path):
+def test_wrong_models_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"model: got Linear, expected a gpytorch\.models\.ExactGP"):
         fit(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="model: got one without training data"):

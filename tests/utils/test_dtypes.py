@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpytorch_gaps.utils.dtypes import equal_to, to_dtype, write_gaps
+from gpytorch_gaps.utils.dtypes import equal_to, to_dtype, write_where
 
 NAN = float("nan")
 
@@ -68,11 +68,12 @@ def test_a_gap_value_is_found_as_the_type_holds_it():
     assert equal_to(neighbours, float(lowest)).tolist() == [True, False]
 
 
-def test_observed_entries_stay_to_the_bit():
-    held = np.array([1.0, -0.0, NAN, NAN, np.inf])
-    filled = np.array([5.0, 0.0, 2.0, NAN, 7.0])
-    np.testing.assert_array_equal(
-        write_gaps(held, held, filled).view("int64")[[0, 1, 4]], held.view("int64")[[0, 1, 4]]
-    )
-    np.testing.assert_array_equal(write_gaps(held, held, filled)[[2, 3]], [2.0, NAN])
-    assert np.isnan(held[2]), "not in place"
+def test_flags_are_set_above_one_half():
+    assert to_dtype(np.array([0.2, 0.5, 0.9]), np.dtype(bool)).tolist() == [False, False, True]
+
+
+def test_values_are_written_where_asked_into_a_copy():
+    held = np.ma.MaskedArray([1, 2, 3], mask=[0, 1, 1])
+    result = write_where(held, np.array([9.0, 7.6, 3.4]), np.array([False, True, True]), reserved=[8])
+    assert result.tolist() == [1, 7, 3]
+    assert held.data.tolist() == [1, 2, 3]

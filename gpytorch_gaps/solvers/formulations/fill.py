@@ -20,7 +20,7 @@ from gpytorch_gaps.solvers.refine import Formulation
 class FillGaps(Formulation):
     """The fill-gaps formulation: constant noise, every cell observed at most once.
 
-    Implements Evans & Nair (2018), Proposition 2 (filling gaps), also without noise; with `rank` > 0 its shifted
+    Implements Evans & Nair (2018), Proposition 3.3 (fill-gaps), also without noise; with `rank` > 0 its shifted
     preconditioner; with `direct` a Cholesky decomposition of the L x L matrix. Cost of an iteration: two Kronecker
     products, whatever N and L.
     """

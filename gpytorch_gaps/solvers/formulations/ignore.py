@@ -34,7 +34,7 @@ class Preconditioner(Protocol):
 class IgnoreGaps(Formulation):
     """The formulation that iterates on the original system: any kernel, any diagonal, any repetition of cells.
 
-    Implements Evans & Nair (2018), Proposition 1 (ignoring gaps), with their low-rank eigen preconditioner; with
+    Implements Evans & Nair (2018), Proposition 3.2 (ignore-gaps), with their low-rank eigen preconditioner; with
     `direct` a dense Cholesky decomposition. Cost of an iteration: one product with the kernel, and two rectangular
     Kronecker products for the preconditioner.
     """

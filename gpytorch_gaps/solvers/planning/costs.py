@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import columns_in_use
-from gpytorch_gaps.preconditioners.low_rank import low_rank_flops
+from gpytorch_gaps.preconditioners.core_matrix import low_rank_flops
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
 from gpytorch_gaps.solvers.system import NoisySystem

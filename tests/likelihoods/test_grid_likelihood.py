@@ -408,7 +408,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_formulas(kind):
+def test_conditionals_and_marginals_follow_their_formulas(kind):
     likelihood, x, noise = KINDS[kind]()
     prior = MultivariateNormal(0.3 * dense.randn(len(x), seed=4), dense.random_psd(len(x)))
     mean, variance = prior.mean, prior.variance
@@ -479,7 +479,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors(case):
+def test_wrong_arguments_are_named(case):
     do, message = ERRORS[case]
     with pytest.raises(ValueError, match=re.escape(message)):
         do()
@@ -493,7 +493,7 @@ def saved_and_loaded(likelihood):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_round_trips(kind):
+def test_copies_and_loaded_states_have_the_same_noise(kind):
     likelihood, x, noise = KINDS[kind]()
     blank = {
         "learned": GappyGridLikelihood,

@@ -139,7 +139,7 @@ def pairs_of_inputs():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values(case):
+def test_values_are_those_of_plain_kernels(case):
     ours, plain = both(case)
     for name, x1, x2 in pairs_of_inputs():
         expected = plain(x1, x2).to_dense()
@@ -157,7 +157,7 @@ def test_values(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case):
+def test_gradients_are_those_of_plain_kernels(case):
     """Of a product with the covariance, to every parameter."""
     ours, plain = both(case)
     for name, x1, x2 in pairs_of_inputs():
@@ -232,7 +232,7 @@ ROOTS = (RootLinearOperator, LowRankRootLinearOperator)
         ("non-separable * grid", [DenseLinearOperator]),
     ],
 )
-def test_terms(case, kinds):
+def test_sums_keep_the_structure_of_their_terms(case, kinds):
     kernel, _ = both(case)
     covariance = kernel(TRAIN).evaluate_kernel()
     assert type(covariance) is SelectedKroneckerSumOperator

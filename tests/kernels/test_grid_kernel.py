@@ -105,7 +105,7 @@ def test_is_the_product_of_its_axes(first, second, batch_shape):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_of_any_rows(data):
+def test_it_is_the_product_of_its_axes_at_any_rows(data):
     """Rows drawn with repeats from cells, from another grid and from anywhere."""
     kernel = make()
     pool = torch.cat([kernel.grid.points(), own_grid(kernel.grid), scattered(kernel.grid, 10)])
@@ -133,7 +133,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("first", "second", "kind"), TYPES)
-def test_operator(first, second, kind):
+def test_the_operator_fits_the_kind_of_inputs(first, second, kind):
     kernel = make()
     covariance = kernel(INPUTS[first](kernel.grid), INPUTS[second](kernel.grid)).evaluate_kernel()
     assert type(covariance) is kind
@@ -349,13 +349,13 @@ def test_priors_and_constraints():
         assert float(kernels[0].lengthscale) <= 2.0
 
 
-def test_is_stationary():
+def test_it_is_stationary_where_its_axes_are():
     grid = CartesianGrid([line(3), line(2)])
     assert GappyGridKernel([RBFKernel(), MaternKernel()], grid).is_stationary
     assert not GappyGridKernel([RBFKernel(), LinearKernel()], grid).is_stationary
 
 
-def test_active_dims():
+def test_active_dims_select_columns_at_every_level():
     """Of the kernel, of an axis, and inside a ScaleKernel, which hands them up."""
     grid = CartesianGrid([line(6), stations()])
     own = [RBFKernel(), MaternKernel(active_dims=[1])]  # the second column of its axis only
@@ -442,7 +442,7 @@ def test_a_grid_that_is_loaded_is_looked_up_again():
     assert torch.allclose(kernel(x, kernel.grid.points()).to_dense(), product(kernel, x, kernel.grid.points()), **EXACT)
 
 
-def test_casts():
+def test_a_cast_moves_the_grid_too():
     kernel = make()
     x = INPUTS["most cells"](kernel.grid)
     expected = kernel(x).to_dense()
@@ -482,7 +482,7 @@ def test_copies_start_without_look_ups():
         assert isinstance(kernel(x).evaluate_kernel(), SelectedKroneckerOperator)
 
 
-def test_state_dict():
+def test_a_saved_state_gives_the_same_kernel():
     kernel, twin = make(), make()
     with torch.no_grad():
         for parameter in kernel.parameters():
@@ -500,7 +500,7 @@ def test_state_dict():
 # -- batches of kernels ----------------------------------------------------------------------------------------------
 
 
-def test_batch_shape():
+def test_the_batch_shape_is_that_of_the_axes_together():
     assert make().batch_shape == ()
     assert make((2,)).batch_shape == (2,)
     grid = CartesianGrid([line(3), line(2)])
@@ -511,7 +511,7 @@ def test_batch_shape():
 
 
 @pytest.mark.parametrize("where", ["most cells", "scattered"])
-def test_expand_batch(where):
+def test_an_expanded_kernel_repeats_itself(where):
     kernel = make()
     x = INPUTS[where](kernel.grid)
     expected = kernel(x).to_dense()
@@ -523,7 +523,7 @@ def test_expand_batch(where):
 
 
 @pytest.mark.parametrize("index", [0, 1, -1, slice(1, None), (slice(None), 0), (1, slice(2))])
-def test_getitem(index):
+def test_a_member_of_a_batch_is_that_of_the_product(index):
     kernel = make((2, 3))
     x = INPUTS["most cells"](kernel.grid)
     member = kernel[index]
@@ -601,7 +601,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors(case):
+def test_wrong_arguments_are_named(case):
     """The argument, what came, and what was expected."""
     do, message = ERRORS[case]
     expected = RuntimeError if case == "columns of x2" else ValueError  # GPyTorch's own, before we are asked
