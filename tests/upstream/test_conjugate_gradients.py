@@ -43,12 +43,8 @@ def test_division_guard_makes_1e_6_unreachable():
 def test_solve_leaves_guard_and_tolerance_to_linear_cg(monkeypatch):
     """Trap: the base `_solve` passes neither eps nor tolerance. Answered by the `_solve` of our operators.
 
-<<<<<<< HEAD
-    It looks `linear_cg` up in `linear_operator.utils` when called, as the shipped harness expects.
-=======
     It looks `linear_cg` up in `linear_operator.utils` when called, as the shipped harness expects; ours does not call
     it at all.
->>>>>>> refs/heads/coretests
     """
     asked = []
     monkeypatch.setattr(linear_operator.utils, "linear_cg", lambda _, rhs, **kwargs: asked.append(kwargs) or rhs)
