@@ -87,7 +87,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         parts = self.parts
         with also_record_to(self.config.records):
-            result = parts.prior @ columns - parts.cross @ parts.solve(parts.cross.mT @ columns)
+            result = parts.prior @ columns - parts.cross @ parts.observed.solve(parts.cross.mT @ columns)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     @cached(name="posterior_variance")
@@ -109,9 +109,10 @@ class PosteriorCovarianceOperator(LinearOperator):
         parts, prior = self.parts, to_dense(self.parts.prior)
         with also_record_to(self.config.records):
             if parts.num_points > parts.columns_at_once() and not parts.differentiated:
-                return prior - parts.all_explained()
+                return prior - parts.explained_covariance()
             columns = to_dense(parts.cross).mT
-            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach())[0].to(self.dtype)
+            variances = prior.diagonal(dim1=-2, dim2=-1).detach()
+            weights = parts.observed.solve_for_variances(columns, variances, parts.num_points)[0].to(self.dtype)
             # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
             half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
             return prior - (half + half.mT)

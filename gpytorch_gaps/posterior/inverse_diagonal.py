@@ -14,7 +14,7 @@ From draws       of w, with covariance A, and ``u = A^-1 w``, with covariance A^
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +25,12 @@ from gpytorch_gaps.linalg.neighbours import correlated_rows
 from gpytorch_gaps.linalg.selection import kron_entries, unravel
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
-from gpytorch_gaps.posterior.parts import PosteriorParts, summands
+from gpytorch_gaps.posterior.parts import PosteriorParts, chunks
+from gpytorch_gaps.posterior.train_covariance import UNSQUARED_TOLERANCE, summands
 from gpytorch_gaps.posterior.variance import closed_form, quantile_of_draws, why_not_exact
 from gpytorch_gaps.reports import VarianceReport, one_report
+from gpytorch_gaps.solvers.solve import Solved
 from gpytorch_gaps.utils.precision import full_float32
-from gpytorch_gaps.utils.progress import with_bar
 
 _NEIGHBOURS = 24
 _DIGITS = 1e-4  # relative error up to which the closed form is taken
@@ -81,16 +82,30 @@ def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
     least = train._diag_tensor._diagonal().double().amin(-1, keepdim=True)
     ratio = float((least / train._diagonal().double().amax(-1, keepdim=True)).min())
     tolerance = parts.config.tolerance
-    config = parts.expecting(len(rows), min(tolerance, math.sqrt(tolerance * ratio)))
     with one_report():
-        for some in with_bar(rows.split(parts.columns_at_once()), "observations left out", unit="chunk"):
-            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
-            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
-            solved = train.solve_columns(columns, config)
+        for columns, solved in _solved_units(parts, rows, min(tolerance, math.sqrt(tolerance * ratio))):
             entries = (solved.solution * (columns + solved.residual)).sum(-2)
             found.append(entries)
             errors.append(solved.residual.square().sum(-2) / (least * entries))
     return torch.cat(found, -1), torch.cat(errors, -1)
+
+
+def inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
+    """``(A^-1)_gg`` of a group g of observations, in float64, by solves. shape: (*batch, g, g)"""
+    tolerance = UNSQUARED_TOLERANCE * parts.config.tolerance
+    with one_report():
+        block = torch.cat([solved.solution[..., rows, :] for _, solved in _solved_units(parts, rows, tolerance)], -1)
+    return 0.5 * (block + block.mT)
+
+
+def _solved_units(parts: PosteriorParts, rows: Tensor, tolerance: float) -> Iterator[tuple[Tensor, Solved]]:
+    """Unit vectors ``e_i`` of some observations, and ``A^-1 e_i``, some at a time. shape: (*batch, N, q)"""
+    train, config = parts.train, parts.observed.config_for(len(rows), tolerance)
+    for chunk in chunks(len(rows), parts.columns_at_once(), "observations left out", unit="observation"):
+        some = rows[chunk]
+        columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
+        columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
+        yield columns, train.solve_columns(columns, config)
 
 
 # -- from draws ------------------------------------------------------------------------------------------------------
@@ -119,15 +134,14 @@ def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
     size = parts.columns_at_once(2 * joint.size + 8 * train.shape[:-1].numel())
     rest, missed = torch.zeros_like(regressions.left), torch.zeros_like(regressions.left[..., :1])
     noise = train._diag_tensor._diagonal().double().unsqueeze(-1)
-    with one_report(), with_bar(None, "leaving out, from samples", total=count, unit="draw") as bar:
-        for start in range(0, count, size):
-            observed, _ = joint.draw(normal_columns(joint.sizes, min(size, count - start), train))
+    with one_report():
+        for columns in chunks(count, size, "leaving out, from samples", unit="draw"):
+            observed, _ = joint.draw(normal_columns(joint.sizes, columns.stop - columns.start, train))
             observed = observed.double()
-            solved = train.solve_columns(observed, parts.expecting(count))
+            solved = train.solve_columns(observed, parts.observed.config_for(count))
             beyond = solved.solution - regressions.residuals(observed) / regressions.left.unsqueeze(-1)
             rest += beyond.square().sum(-1) / count
             missed += (solved.residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
-            bar.update(observed.size(-1))
     diagonal = 1.0 / regressions.left + rest
     share = rest / diagonal  # the part that is estimated
     # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation has its share

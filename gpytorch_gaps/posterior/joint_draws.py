@@ -29,7 +29,7 @@ from gpytorch_gaps.linalg.selection import select_cells
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.posterior.parts import summands
+from gpytorch_gaps.posterior.train_covariance import summands
 from gpytorch_gaps.utils.tensors import same_values
 
 _ROOM = 4  # times as many numbers as there are cells may make one draw

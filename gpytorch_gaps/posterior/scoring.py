@@ -22,12 +22,11 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.eval_mode import evaluating
-from gpytorch_gaps.posterior.inverse_diagonal import inverse_diagonal
-from gpytorch_gaps.posterior.parts import TIGHTER, PosteriorParts
-from gpytorch_gaps.reports import ApproximateVarianceWarning, also_record_to, one_report, report_variance
+from gpytorch_gaps.posterior.inverse_diagonal import inverse_block, inverse_diagonal
+from gpytorch_gaps.posterior.parts import PosteriorParts
+from gpytorch_gaps.reports import ApproximateVarianceWarning, also_record_to, report_variance
 from gpytorch_gaps.utils.progress import with_bar
 
 
@@ -136,8 +135,7 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
             # predicting at the training data is meant
             posterior = model(*model.train_inputs)
         covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
-        own = isinstance(covariance, PosteriorCovarianceOperator)
-        if not own or not isinstance(covariance.parts.train, NoisyGridOperator):
+        if not isinstance(covariance, PosteriorCovarianceOperator) or covariance.parts.grid_train is None:
             raise ValueError(
                 "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
             )
@@ -182,7 +180,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
     order = where.argsort(stable=True)
     members = order.split(torch.bincount(where).tolist())
     for rows in with_bar(members, "groups left out", unit="group"):
-        cholesky, failed = torch.linalg.cholesky_ex(_inverse_block(parts, rows))
+        cholesky, failed = torch.linalg.cholesky_ex(inverse_block(parts, rows))
         if bool(failed.any()):
             raise ValueError(
                 f"leave_out: groups: a group of {len(rows)} observations has no predictions: the inverse of the "
@@ -193,16 +191,3 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
         mean[..., rows] = (y[..., rows].double() - shift).to(y.dtype)
         variance[..., rows] = torch.cholesky_inverse(cholesky).diagonal(dim1=-1, dim2=-2).to(y.dtype)
     return mean, variance
-
-
-def _inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
-    """``(A^-1)_gg`` in float64. shape: (*batch, g, g)"""
-    train, blocks = parts.train, []
-    config = parts.expecting(len(rows), TIGHTER * parts.config.tolerance)
-    with one_report():
-        for some in rows.split(parts.columns_at_once()):
-            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
-            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
-            blocks.append(train.solve_columns(columns, config).solution[..., rows, :])
-    block = torch.cat(blocks, -1)
-    return 0.5 * (block + block.mT)

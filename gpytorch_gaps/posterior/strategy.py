@@ -20,7 +20,8 @@ from gpytorch_gaps.operators.inspect import GridPoints, grid_covariance, grid_po
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
-from gpytorch_gaps.posterior.parts import PredictionPoints, is_wide, wide_product
+from gpytorch_gaps.posterior.parts import PredictionPoints
+from gpytorch_gaps.posterior.train_covariance import has_float64_entries, wide_product
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
@@ -152,7 +153,7 @@ def _warn_of_rounding(covariance: LinearOperator) -> None:
 
     By about ``0.1 eps sqrt(N) k(x, x) / s2`` of its size, as if the roundings were independent; measured, 0.06 to 0.12.
     """
-    if not isinstance(covariance, AddedDiagLinearOperator) or is_wide(covariance._linear_op):
+    if not isinstance(covariance, AddedDiagLinearOperator) or has_float64_entries(covariance._linear_op):
         return
     kernel, noise = covariance._linear_op._diagonal().detach(), covariance._diag_tensor._diagonal().detach()
     ratio = float((kernel.double() / noise.double()).max())

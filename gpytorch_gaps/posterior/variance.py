@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import unravel
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.noisy import NoisyGridOperator, low_rank_of
+from gpytorch_gaps.operators.noisy import low_rank_of
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts
+from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts, chunks
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import (
@@ -36,9 +36,9 @@ from gpytorch_gaps.reports import (
 from gpytorch_gaps.solvers.planning.variance import low_rank_form, too_expensive
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.utils.precision import float64_entries
-from gpytorch_gaps.utils.progress import with_bar
 from gpytorch_gaps.utils.tensors import same_values
 
+ASKED_FOR = "asked for"  # the reason of a method that the settings name
 _EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _JUDGED = 8  # points by which an extension is judged
 _LOST = 0.1  # of a variance: where rounding may take so much of it, solves keep more digits
@@ -46,62 +46,62 @@ _CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst
 
 
 def posterior_variance(parts: PosteriorParts) -> Tensor:
-    """The variances of a posterior, reported. shape: (*batch, Q)"""
+    """The variances of a posterior by ``config.variance_method``, reported. shape: (*batch, Q)"""
     if not parts.num_points:
         return parts.prior_variance()
-    variance, report = _together([_variance(piece) for piece in parts.pieces()])
+    started = time.perf_counter()
+    variance, report = _concatenated([_variance(piece) for piece in parts.pieces()])
     variance = variance.to(parts.dtype)
     error = report.error.to(parts.dtype) + torch.finfo(parts.dtype).eps * variance.detach().abs()
-    report_variance(replace(report, error=error))
+    report_variance(replace(report, error=error, seconds=time.perf_counter() - started))
     return variance
 
 
-def _together(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, VarianceReport]:
+def _concatenated(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, VarianceReport]:
     """The variances of several pieces, and one report."""
-    reports = [report for _, report in found]
-    error, seconds = torch.cat([report.error for report in reports], -1), sum(report.seconds for report in reports)
-    return torch.cat([variance for variance, _ in found], -1), replace(reports[0], error=error, seconds=seconds)
+    variances, reports = zip(*found, strict=True)
+    return torch.cat(variances, -1), replace(reports[0], error=torch.cat([report.error for report in reports], -1))
 
 
 def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    method = parts.config.variance_method
+    """The variances in float64, and a report whose time is not filled in yet."""
+    method, reason = parts.config.variance_method, ASKED_FOR
     if method == "low_rank":
         return _low_rank(parts)
-    if method == "pathwise":
-        return _together([_pathwise(piece, "asked for") for piece in parts.pieces(drawn=True)])
-    started, prior, tolerance = time.perf_counter(), parts.prior_variance(), parts.config.tolerance
-    closed = closed_form(parts)
-    if closed is not None:
-        variance, error, rank = closed
-        seconds = time.perf_counter() - started
-        return variance, VarianceReport("exact", error, seconds, rank=rank, reason="without solves")
-    if method == "auto":
-        reason = why_not_exact(parts, parts.num_points)
-        if reason is not None:
-            return _together([_pathwise(piece, reason) for piece in parts.pieces(drawn=True)])
-    size = parts.columns_at_once()
-    chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
-    bar = with_bar(chunks, "exact variances", unit="chunk")
-    missed, found = torch.zeros_like(prior.detach()), []
+    if method != "pathwise":
+        closed = closed_form(parts)
+        if closed is not None:
+            variance, error, rank = closed
+            return variance, VarianceReport("exact", error, 0.0, rank=rank, reason="without solves")
+        cost = why_not_exact(parts, parts.num_points) if method == "auto" else None
+        if cost is None:
+            return _by_solves(parts)
+        reason = cost
+    return _concatenated([_from_draws(piece, reason) for piece in parts.pieces(for_draws=True)])
+
+
+def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
+    """``k - g'A^-1 g`` by a solve for every point."""
+    prior, size, found = parts.prior_variance(), parts.columns_at_once(), []
+    bound = torch.zeros_like(prior.detach())
     variance = prior if parts.differentiated else prior.clone()
     with one_report():
-        for rows in bar:
-            explained, missed[..., rows] = parts.explained(rows, prior)
+        for rows in chunks(parts.num_points, size, "exact variances"):
+            explained, bound[..., rows] = parts.explained_variance(rows, prior)
             if parts.differentiated:
                 found.append(explained)
             else:  # in place: small results among large columns would keep the memory of these
                 variance[..., rows] -= explained
     variance = variance - torch.cat(found, -1) if found else variance
-    bound = tolerance * variance.detach().abs() + missed
-    reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
-    return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
+    bound = parts.config.tolerance * variance.detach().abs() + bound
+    reason = f"{parts.num_points} solves, in {math.ceil(parts.num_points / size)} chunks"
+    return variance, VarianceReport("exact", bound, 0.0, reason=reason)
 
 
 def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
-    """Why so many exact solves are not made unless asked for; None if they are affordable."""
-    if not isinstance(parts.train, NoisyGridOperator):
-        return None
-    return too_expensive(parts.train.system(), columns, parts.config)
+    """Why so many exact solves are made only on request; None if they are affordable."""
+    train = parts.grid_train
+    return None if train is None else too_expensive(train.system(), columns, parts.config)
 
 
 # -- low rank --------------------------------------------------------------------------------------------------------
@@ -113,11 +113,12 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
     grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
     """
-    if parts.differentiated or parts.train.batch_shape or not isinstance(parts.train, NoisyGridOperator):
+    train = parts.grid_train
+    if train is None or parts.differentiated or train.batch_shape:
         return None
     started = time.perf_counter()
     level, tolerance = 1.0 if parts.cells is not None else _EXTENDED, parts.config.tolerance
-    found = low_rank_form(parts.train.system(), parts.num_points, parts.config, level)
+    found = low_rank_form(train.system(), parts.num_points, parts.config, level)
     basis = None if found is None else _basis(parts, found[0], tolerance)
     if found is None or basis is None:
         return None
@@ -170,13 +171,12 @@ def _error_of_extension(
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     """By the leading eigenvectors alone, with an error judged by some points whose variances are exact as well."""
-    started = time.perf_counter()
     if parts.differentiated:
         raise ValueError(
             "variance_method: got 'low_rank' where gradients are wanted; expected torch.no_grad(), or 'exact'"
         )
-    own = isinstance(parts.train, NoisyGridOperator)
-    form = parts.train.low_rank_approximation(low_rank_of(parts.config)) if own else None
+    train = parts.grid_train
+    form = None if train is None else train.low_rank_approximation(low_rank_of(parts.config))
     basis = None if form is None or form.root is not None else _basis(parts, form)
     if form is None or basis is None:
         raise ValueError(
@@ -188,11 +188,11 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
-    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())[0]
+    exact = few.prior_variance() - few.explained_variance(slice(None), few.prior_variance())[0]
     worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
     error = worst.expand(variance.shape)
-    seconds, reason = time.perf_counter() - started, f"error judged by {len(some)} exact ones"
-    return variance, VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason)
+    reason = f"error judged by {len(some)} exact ones"
+    return variance, VarianceReport("low_rank", error, 0.0, rank=form.rank, reason=reason)
 
 
 def _variances_by(
@@ -204,9 +204,8 @@ def _variances_by(
     """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, parts.config.memory // (8 * numbers)))
-    starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
-    found = [form.variances(basis(slice(start, start + size))) for start in starts]
-    variance, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
+    found = [form.variances(basis(rows)) for rows in chunks(parts.num_points, size, "variances by eigenvectors")]
+    variance, known = (torch.cat(some, -1) for some in zip(*found, strict=True))
     prior = parts.prior_variance()
     return variance + (prior - known), prior, prior - known
 
@@ -257,9 +256,9 @@ def quantile_of_draws(count: int) -> float:
     return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
 
 
-def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
-    started, count = time.perf_counter(), parts.config.variance_samples
-    prior = parts.prior_variance()
+def _from_draws(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
+    """Estimates from pathwise draws, with a warning where draws were not asked for."""
+    count, prior = parts.config.variance_samples, parts.prior_variance()
     left, of_mean = torch.zeros_like(prior), torch.zeros_like(prior)
     with one_report():
         for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
@@ -274,7 +273,7 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
     known, rest = variance.detach(), (prior - variance).detach()
     spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
     error = quantile_of_draws(count) * spread
-    if reason != "asked for":
+    if reason != ASKED_FOR:
         share_off = float((error / known.clamp_min(tiny)).median())
         warnings.warn(
             f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
@@ -283,5 +282,4 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
             ApproximateVarianceWarning,
             stacklevel=2,
         )
-    seconds = time.perf_counter() - started
-    return variance, VarianceReport("pathwise", error, seconds, num_samples=count, reason=reason)
+    return variance, VarianceReport("pathwise", error, 0.0, num_samples=count, reason=reason)
