@@ -1,10 +1,10 @@
-"""The variances of a posterior by the current method, with a report of how far they may be off.
+"""The variances of a posterior by the configured method, with a report of their error.
 
-exact       ``k - g'A^-1 g``, a solve per point; or, where K is of low rank to the tolerance, no solve at all
-low rank    ``k - h'P^-1 h`` with ``P = F C F' + D`` of rank p in place of A, and h in place of g likewise: what the
-            leading eigenvectors say. Costs p^2 a point.
-pathwise    from draws of deviations d and explained parts h, independent of each other, ``E d^2 = v`` and
-            ``E h^2 = k - v``. Each gives an estimate of v; together, weighted by their precision, they have the
+exact       ``k - g'A^-1 g``, with one solve per point; or, where K is of low rank to the tolerance, without solves
+low rank    ``k - h'P^-1 h``, with A and g replaced by their approximations ``P = F C F' + D`` and h in the p leading
+            eigenvectors. Costs p^2 per point.
+pathwise    from draws of deviations d and explained parts h, independent of each other, with ``E d^2 = v`` and
+            ``E h^2 = k - v``. Each gives an estimate of v. Together, weighted by their precision, they have the
             variance ``(2 / n) v^2 (k - v)^2 / (v^2 + (k - v)^2)``: near the prior, far less than d alone.
 """
 
@@ -39,10 +39,10 @@ from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.tensors import same_values
 
 ASKED_FOR = "asked for"  # the reason of a method that the settings name
-_EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
-_JUDGED = 8  # points by which an extension is judged
-_LOST = 0.1  # of a variance: where rounding may take so much of it, solves keep more digits
-_CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
+_EXTENSION_TOLERANCE = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
+_EXTENSION_CHECKS = 8  # points at which an extension is checked
+_MOST_ROUNDING = 0.1  # of a variance: beyond this, solves are used, which keep more digits
+_LOW_RANK_CHECKS = 20  # exact variances; low-rank ones are within the worst error of these at 95 % of points
 
 
 def posterior_variance(parts: PosteriorParts) -> Tensor:
@@ -108,16 +108,16 @@ def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
 
 
 def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
-    """The variances in float64, how far they may be off, and the rank: where no solves are needed.
+    """The variances in float64, bounds on their errors, and the rank; None where solves are needed.
 
-    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
-    grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
+    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the error of a variance on the grid is at most about e times the prior
+    variance. Off the grid the basis is extended, with a smaller e, and checked where it leaves out most.
     """
     train = parts.grid_train
     if train is None or parts.differentiated or train.batch_shape:
         return None
     started = time.perf_counter()
-    level, tolerance = 1.0 if parts.cells is not None else _EXTENDED, parts.config.tolerance
+    level, tolerance = 1.0 if parts.cells is not None else _EXTENSION_TOLERANCE, parts.config.tolerance
     found = low_rank_form(train.system(), parts.num_points, parts.config, level)
     basis = None if found is None else _basis(parts, found[0], tolerance)
     if found is None or basis is None:
@@ -125,7 +125,7 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     form, error = found
     variance, prior, left_out = _variances_by(parts, form, basis)
     off = error * prior + _rounding(prior, form.condition * variance)
-    if bool((off > _LOST * variance).any()):
+    if bool((off > _MOST_ROUNDING * variance).any()):
         return None
     if parts.cells is None:
         if _error_of_extension(parts, form, variance, left_out) > 0.2 * tolerance:
@@ -148,18 +148,19 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
 
 
 def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
-    """Rounding of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
+    """Rounding of a difference of numbers of the size of the prior variance, and of the factorisation."""
     return ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
 
 
 def _error_of_extension(
     parts: PosteriorParts, form: LowRankPreconditioner, variance: Tensor, left_out: Tensor
 ) -> float:
-    """Relative to the variance, at the points of which the basis knows least: with the covariances g themselves.
+    """The relative error of variances at the points where the basis leaves out most.
 
-    For weights ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to second order.
+    It is found from the covariances g themselves: for ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to
+    second order.
     """
-    worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
+    worst = left_out.abs().topk(min(_EXTENSION_CHECKS, parts.num_points)).indices
     few = parts.at(worst)
     with float64_entries():
         columns = to_dense(few.cross).mT.double()
@@ -170,7 +171,7 @@ def _error_of_extension(
 
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    """By the leading eigenvectors alone, with an error judged by some points whose variances are exact as well."""
+    """The variances by the leading eigenvectors alone, with an error found from exact variances at some points."""
     if parts.differentiated:
         raise ValueError(
             "variance_method: got 'low_rank' where gradients are wanted; expected torch.no_grad(), or 'exact'"
@@ -185,7 +186,7 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
         )
     prior = parts.prior_variance()
     variance = _variances_by(parts, form, basis)[0].clamp_min(0.0)
-    picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
+    picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_LOW_RANK_CHECKS]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
     exact = few.prior_variance() - few.explained_variance(slice(None), few.prior_variance())[0]
@@ -198,9 +199,9 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 def _variances_by(
     parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Posterior and prior variances, and the part of the latter that the form does not know, which data leave as it is.
+    """Posterior and prior variances in float64, and the part of the latter outside the basis. shape: (*batch, Q) each
 
-    In float64. shape: (*batch, Q) each
+    The data leave that part as it is.
     """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, parts.config.memory // (8 * numbers)))
@@ -213,11 +214,11 @@ def _variances_by(
 def _basis(
     parts: PosteriorParts, form: LowRankPreconditioner, tolerance: float | None = None
 ) -> Callable[[slice], Tensor] | None:
-    """Φ at some of the points: eigenvectors at cells of the training grid, their extension at others.
+    """Φ at a slice of the points: eigenvectors at cells of the training grid, their extension at other points.
 
     The extension of an eigenvector q of K_i to a point is ``k_i(x, axis_i) q / t``; rounding of the numerator
-    enters a variance with up to ``eps sqrt(M) |K|``. None where that is more than `tolerance` allows, and for other
-    points of a sum.
+    enters a variance with up to ``eps sqrt(M) |K|``. None where that exceeds the tolerance, and for points off the
+    grid of a sum.
     """
     cells = parts.cells
     if cells is not None:
@@ -236,7 +237,7 @@ def _basis(
         return None
     used = [values[..., columns] for values, columns in zip(eigen.values, form.columns, strict=True)]
     sides = zip(cross.factors, form.vectors, strict=True)
-    # a direction that the kernel does not have on an axis is not extended either
+    # directions of eigenvalue zero are not extended
     scales = [torch.where(values > 0, 1.0 / values, 0.0).unsqueeze(-2) for values in used]
     tables = [factor.double() @ vectors * scale for (factor, vectors), scale in zip(sides, scales, strict=True)]
     if isinstance(cross, KhatriRaoOperator):
@@ -249,9 +250,9 @@ def _basis(
 
 
 def quantile_of_draws(count: int) -> float:
-    """What 95 % of estimates ``mean of z^2``, over so many draws, are within, relative to the estimate.
+    """The relative error that 95 % of estimates ``mean of z^2`` over so many draws stay within.
 
-    1.96 standard errors for many draws; more for few, since the standard error itself is estimated.
+    It is 1.96 standard errors for many draws, and more for few, since the standard error itself is estimated.
     """
     return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
 
@@ -278,7 +279,7 @@ def _from_draws(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRep
         warnings.warn(
             f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
             "Try: settings.variance_method('exact') at fewer points, more variance_samples, or "
-            "variance_method('pathwise') to say that this is meant.",
+            "variance_method('pathwise') to accept the estimates.",
             ApproximateVarianceWarning,
             stacklevel=2,
         )
