@@ -21,6 +21,7 @@ JOIN_SECONDS = 300.0  # to start, join and answer, however busy the machine is
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests._ranks", "tests.distributed._work"])
 _kept = []
+_used_ports = set()
 
 
 class RanksFailed(AssertionError):
@@ -110,6 +111,11 @@ def limit_answers(group, seconds):
 
 
 def _free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that no group before has used: processes count the groups they have joined at a port."""
+    while True:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        if port not in _used_ports:
+            _used_ports.add(port)
+            return port

@@ -65,7 +65,6 @@ def solve_system(
     guess: Tensor | None = None,
     of_data: bool = False,
     prior: Tensor | None = None,
-    report: bool = True,
 ) -> Solved:
     """``a`` with ``A a = rhs``, to a relative residual of ``config.tolerance`` in every column.
 
@@ -78,7 +77,6 @@ def solve_system(
         ``config.mean_tolerance``, too. It is reported in any case.
     :param prior: prior variances of points whose covariances with the data are rhs: their posterior variances are then
         held to ``config.tolerance``, in place of the residual. shape (*batch, C).
-    :param report: whether to hand the report to active recorders, and to warn if the solve did not converge.
     """
     started, config = time.perf_counter(), config or SolveConfig()
     _refuse_infinite(rhs)
@@ -97,29 +95,41 @@ def solve_system(
     )
     given = _checked_guess(system, wide, None if guess is None else guess.double() / scale * roots, goal)
     found, chosen, start = _solve_by_plans(system, wide, goal, given, config)
-    relative = system.column_norms(found.residual) / system.residual_unit(wide)
-    bound = certified_error(system, found.residual * scale, found.solution * scale)
-    converged = found.converged and (mean_tolerance is None or bound <= mean_tolerance)
-    columns = rhs.shape[:-2].numel() * rhs.size(-1)
-    result = SolveReport(
+    report = _report(system, wide, found, config, started, scale)
+    columns, converged = report.num_rhs, mean_tolerance is None or report.error_in_std <= mean_tolerance
+    report = replace(
+        report,
         method=chosen.method,
-        iterations=found.iterations,
-        residual=relative,
-        seconds=time.perf_counter() - started,
         rank=chosen.rank,
-        num_rhs=columns,
-        converged=converged,
+        converged=found.converged and converged,
+        expected_seconds=chosen.seconds * columns / max(1, config.planned_columns(columns)),
+        reason=f"{chosen.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
+        std_tolerance=mean_tolerance,
+    )
+    report_solve(report, advice_for(system, chosen.method))
+    return Solved((found.solution * scale / roots).to(rhs.dtype), found.residual * scale * roots, report)
+
+
+def _report(
+    system: NoisySystem, rhs: Tensor, found: Refined, config: SolveConfig, started: float, scale: Tensor | float = 1.0
+) -> SolveReport:
+    """What a solution by ignore-gaps says of itself.
+
+    :param scale: what `rhs` was divided by.
+    """
+    return SolveReport(
+        method="ignore",
+        iterations=found.iterations,
+        residual=system.column_norms(found.residual) / system.residual_unit(rhs),
+        seconds=time.perf_counter() - started,
+        rank=0,
+        num_rhs=rhs.shape[:-2].numel() * rhs.size(-1),
+        converged=found.converged,
         tolerance=config.tolerance,
         refinements=found.passes,
         flops=found.flops,
-        expected_seconds=chosen.seconds * columns / max(1, config.planned_columns(columns)),
-        reason=f"{chosen.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
-        error_in_std=bound,
-        std_tolerance=mean_tolerance,
+        error_in_std=certified_error(system, found.residual * scale, found.solution * scale),
     )
-    if report:
-        report_solve(result, advice_for(system, chosen.method))
-    return Solved((found.solution * scale / roots).to(rhs.dtype), found.residual * scale * roots, result)
 
 
 def advice_for(system: NoisySystem, method: str) -> str:
@@ -223,19 +233,8 @@ def _lanczos_once(
     form = IgnoreGaps(system, wide, Goal.of(system, wide, config.tolerance), preconditioner=preconditioner)
     form.keeps_lanczos = lanczos
     found = refine(form, None, config.iteration_dtype(torch.float64), config.max_iterations)
-    report = SolveReport(
-        method="ignore",
-        iterations=found.iterations,
-        residual=system.column_norms(found.residual) / system.residual_unit(wide),
-        seconds=time.perf_counter() - started,
-        rank=0 if preconditioner is None else preconditioner.rank,
-        num_rhs=found.residual.shape[:-2].numel() * rhs.size(-1),
-        converged=found.converged,
-        tolerance=config.tolerance,
-        refinements=found.passes,
-        flops=found.flops,
-        error_in_std=certified_error(system, found.residual, found.solution),
-    )
+    report = _report(system, wide, found, config, started)
+    report = report if preconditioner is None else replace(report, rank=preconditioner.rank)
     return Solved(found.solution.to(rhs.dtype), found.residual, report, form.lanczos)
 
 

@@ -519,7 +519,7 @@ def test_predictions_by_rows(case, max_cholesky):
         warnings.simplefilter("ignore", ResourceWarning)
         expected = reference(x)
         with (
-            settings.prediction_memory(10_000),  # bytes: a few rows of 25 numbers at a time
+            settings.prediction_memory(30_000),  # bytes: some rows at a time
             settings.solve_tolerance(1e-10),
             linear_operator.settings.max_cholesky_size(max_cholesky),
         ):

@@ -239,7 +239,7 @@ def test_waits_of_a_step_and_of_a_prediction(case, max_cholesky, training, predi
         assert counts.within(gaps).syncs <= prediction, counts.within(gaps).by_line
 
 
-ITERATIVE = {"krylov", "ignore", "fill", "spectral", "penalize", "refine", "solve", "matrix_system", "upstream"}
+ITERATIVE = {"krylov", "goal", "ignore", "fill", "spectral", "penalize", "refine", "solve", "matrix_system", "upstream"}
 
 
 def iterating(counts):

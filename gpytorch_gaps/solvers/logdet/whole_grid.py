@@ -126,8 +126,8 @@ def _gradients(
     for left, right in pairs:
         columns = left.shape[:-2].numel() * left.size(-1)
         with threads_for(columns * system.rotation_flops, columns * system.num_cells):
-            u = weight[..., None, None] * system.spread_solve(left)
             v = system.spread_solve(right)
+            u = weight[..., None, None] * (v if left is right else system.spread_solve(left))
         grads = kron_bilinear_gradient(factors, u, v)
         factor_grads = [total - grad for total, grad in zip(factor_grads, grads, strict=True)]
         noise_grad -= (u * v).sum((-2, -1)).unsqueeze(-1).sum_to_size(noise.shape)
