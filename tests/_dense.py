@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator
 
-from gpytorch_gaps.autograd.dense_logdet import dense_logdet
+from gpytorch_gaps.autograd.dense import dense_logdet
 from gpytorch_gaps.linalg.selection import kron_block
 from gpytorch_gaps.operators import (
     SelectedKroneckerAddedDiagOperator,

@@ -16,7 +16,7 @@ from gpytorch_gaps import settings as gap_settings
 from gpytorch_gaps.linalg.selection import kron_block, product_at, unravel
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator, SelectedKroneckerOperator
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.logdet.gaps import gap_side_logdet
+from gpytorch_gaps.solvers.logdet.whole_grid import gap_side_logdet
 
 TOLERANCE = 1e-10
 

@@ -1,5 +1,12 @@
-"""First derivatives are exact; second ones are not implemented, and refused rather than answered wrongly."""
+"""First derivatives that are exact where second ones are not implemented, and are refused rather than wrong.
 
+Eigenvalues are differentiated without their eigenvectors: ``d lambda = q' (dK) q`` holds for simple and repeated
+eigenvalues alike (any orthonormal basis of the eigenspace serves for symmetric functions of them), while ``dq`` divides
+by differences of eigenvalues. Eigenvalues therefore enter autograd as Rayleigh quotients with frozen eigenvectors:
+their value and first derivative are exact.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +15,10 @@ from torch.autograd import Function
 
 
 def refuse_second_order() -> None:
-    """To be called inside a backward pass, where gradients are enabled only by ``create_graph=True``."""
+    """Raises inside a backward pass that is itself differentiated: only ``create_graph=True`` enables gradients there.
+
+    :raises RuntimeError: where gradients are enabled.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True: second derivatives of solves, log-determinants and eigenvalues are not implemented; "
@@ -27,3 +37,12 @@ class FirstOrderOnly(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         refuse_second_order()
         return grad_outputs[0]
+
+
+def frozen_eigenvalues(factors: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
+    """``q' K q`` for every eigenvector of every factor, float64. shape: (*batch, m_i, m_i) -> (*batch, r_i)
+
+    Values that rounding made negative are set to zero but keep their derivative, which a clamp would drop.
+    """
+    quotients = [(q.detach() * (f.double() @ q.detach())).sum(-2) for f, q in zip(factors, vectors, strict=True)]
+    return [FirstOrderOnly.apply(quotient - quotient.detach().clamp_max(0.0)) for quotient in quotients]

@@ -16,7 +16,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpytorch_gaps.autograd.normal_log_prob import normal_log_prob
+from gpytorch_gaps.autograd.dense import normal_log_prob
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.model import ProductTerm, TrendMean, make_likelihood, make_model
 from gpytorch_gaps.filling.windows import Window

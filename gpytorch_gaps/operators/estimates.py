@@ -17,15 +17,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpytorch_gaps.autograd.dense_logdet import dense_logdet
+from gpytorch_gaps.autograd.dense import dense_logdet
 from gpytorch_gaps.autograd.first_order import refuse_second_order
 from gpytorch_gaps.distributed.columns import Share, sum_over_ranks
 from gpytorch_gaps.reports import LogdetReport, report_solve, warn_not_converged
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.logdet.gaps import estimated_gap_side_logdet, gap_side_logdet, grid_logdet
-from gpytorch_gaps.solvers.logdet.nystrom import nystrom_logdet
 from gpytorch_gaps.solvers.logdet.stochastic import draw_probes, log_quadrature, standard_error
+from gpytorch_gaps.solvers.logdet.whole_grid import (
+    estimated_gap_side_logdet,
+    gap_side_logdet,
+    grid_logdet,
+    nystrom_logdet,
+)
 from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from gpytorch_gaps.solvers.planning.costs import best_rank
 from gpytorch_gaps.solvers.planning.logdet import LogdetPlan

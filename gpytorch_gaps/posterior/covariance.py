@@ -1,4 +1,4 @@
-"""``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior, worked out when and as far as it is asked for."""
+"""``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior, computed when and as far as it is needed."""
 
 from typing import Any
 
@@ -19,21 +19,26 @@ from gpytorch_gaps.reports import also_record_to, one_report
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
-_FEW_POINTS = 8  # a solve for each of so few points is no more than a draw may cost
+_FEW_POINTS = 8  # up to here draws use a dense root: a solve per point costs no more than a draw may
 
 
 class PosteriorCovarianceOperator(LinearOperator):
-    """The posterior covariance of Q points, with the solves of the covariance of the N observations.
+    """The posterior covariance ``K_** - K_*X (K_XX + D)^-1 K_X*`` of Q points, given N observations.
 
-    Its diagonal is worked out by ``settings.variance_method``, its draws by conditioning draws of the prior: nothing
-    of size Q x N is ever held. Everything follows the configuration that the operator was made with, and is
-    reported to the records that were active then.
+    ``model(x).lazy_covariance_matrix`` is one. Its diagonal is computed by ``settings.variance_method``, its draws by
+    conditioning draws of the prior: no matrix of size Q x N is held. All of it follows the configuration that the
+    operator was made with, and is reported to the records that were active then.
 
     :param prior: K_**, which may still be lazy. shape (*batch, Q, Q).
     :param cross: K_*X, shape (*batch, Q, N).
     :param train: K_XX + D, shape (*batch, N, N).
     :param config: how to solve; default: the current settings.
     :param points: where the Q points lie.
+
+    >>> from linear_operator.operators import DenseLinearOperator
+    >>> prior, cross, train = (DenseLinearOperator(torch.tensor([[value]])) for value in (1.0, 1.0, 2.0))
+    >>> PosteriorCovarianceOperator(prior, cross, train).diagonal()
+    tensor([0.5000])
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         self.parts, self.config = PosteriorParts(prior, cross, train, config, points), config
 
     def in_current_settings(self) -> "PosteriorCovarianceOperator":
-        """The same covariance, worked out in the settings that are current now."""
+        """The same covariance, computed by the settings that are current now."""
         parts = self.parts
         return PosteriorCovarianceOperator(parts.prior, parts.cross, parts.train, points=parts.points)
 
@@ -73,7 +78,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         return self.parts.prior.shape
 
     def _transpose_nonbatch(self) -> "PosteriorCovarianceOperator":
-        # symmetric, but its gradient is not: that of the prior is transposed with it
+        # it is symmetric, but the gradient of the prior is not: it is transposed too
         parts = self.parts
         return PosteriorCovarianceOperator(parts.prior.mT, parts.cross, parts.train, self.config, self.points)
 
@@ -87,7 +92,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
         parts = self.parts
         with also_record_to(self.config.records):
-            result = parts.prior @ columns - parts.cross @ parts.solve(parts.cross.mT @ columns)
+            result = parts.prior @ columns - parts.cross @ parts.observed.solve(parts.cross.mT @ columns)
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     @cached(name="posterior_variance")
@@ -109,9 +114,10 @@ class PosteriorCovarianceOperator(LinearOperator):
         parts, prior = self.parts, to_dense(self.parts.prior)
         with also_record_to(self.config.records):
             if parts.num_points > parts.columns_at_once() and not parts.differentiated:
-                return prior - parts.all_explained()
+                return prior - parts.explained_covariance()
             columns = to_dense(parts.cross).mT
-            weights = parts.weights(columns, prior.diagonal(dim1=-2, dim2=-1).detach())[0].to(self.dtype)
+            variances = prior.diagonal(dim1=-2, dim2=-1).detach()
+            weights = parts.observed.solve_for_variances(columns, variances, parts.num_points)[0].to(self.dtype)
             # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
             half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
             return prior - (half + half.mT)
@@ -122,10 +128,12 @@ class PosteriorCovarianceOperator(LinearOperator):
     def zero_mean_mvn_samples(
         self, num_samples: int, generator: torch.Generator | None = None, noise: Tensor | None = None
     ) -> Tensor:
-        """Exact draws, reparametrized: by conditioning draws of the prior or, of a few points, by a dense root.
+        """Exact, reparametrized draws: by conditioning draws of the prior or, at a few points, by a dense root.
 
-        Which of the two depends on the points alone: the first of many draws are those of a few.
+        Which of the two depends on the points alone, so that the first draws do not depend on how many follow.
 
+        :param num_samples: the number of draws.
+        :param generator: source of the random numbers; default: torch's global random state.
         :param noise: variances of noise to add, shape (*batch, Q).
         :return: shape (num_samples, *batch, Q).
         """
@@ -146,14 +154,23 @@ class PosteriorCovarianceOperator(LinearOperator):
         return kernel_root(self.to_dense())[0]
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """By Cholesky, whatever the size: a Lanczos root loses a third of the variance."""
+        """A root by Cholesky, whatever the size: a Lanczos root loses a third of the variance."""
         return super().root_decomposition(method=method or "cholesky")
 
 
 class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
-    """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: variances and draws are those of the posterior, and noise.
+    """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: the posterior covariance of new observations, with their noise.
 
-    Made of a ``PosteriorCovarianceOperator`` and a diagonal operator.
+    ``likelihood(model(x)).lazy_covariance_matrix`` is one. Variances and draws are those of the posterior plus noise.
+
+    :param linear_ops: a :class:`PosteriorCovarianceOperator` and a diagonal operator.
+    :param preconditioner_override: as in ``AddedDiagLinearOperator``.
+
+    >>> from linear_operator.operators import DenseLinearOperator, DiagLinearOperator
+    >>> prior, cross, train = (DenseLinearOperator(torch.tensor([[value]])) for value in (1.0, 1.0, 2.0))
+    >>> noisy = PosteriorCovarianceOperator(prior, cross, train) + DiagLinearOperator(torch.tensor([0.25]))
+    >>> type(noisy).__name__, noisy.diagonal()
+    ('NoisyPosteriorCovarianceOperator', tensor([0.7500]))
     """
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
@@ -163,16 +180,16 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         function = self._linear_op._getitem(row_index, col_index, *batch_indices)
-        if isinstance(function, PosteriorCovarianceOperator):  # rows and columns are the same points
+        if isinstance(function, PosteriorCovarianceOperator):  # the same points as rows and as columns
             noise = self._diag_tensor._diagonal()[(*batch_indices, row_index)]
             return type(self)(function, DiagLinearOperator(noise))
-        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)  # keeps where draws come from
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)  # elsewhere, a plain block
 
     def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """shape: (num_samples, *batch, Q)"""
+        """Draws of the posterior plus draws of the noise. shape: (num_samples, *batch, Q)"""
         posterior: PosteriorCovarianceOperator = self._linear_op
         return posterior.zero_mean_mvn_samples(num_samples, generator, noise=self._diag_tensor._diagonal())
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """By Cholesky, whatever the size."""
+        """A root by Cholesky, whatever the size."""
         return super().root_decomposition(method=method or "cholesky")

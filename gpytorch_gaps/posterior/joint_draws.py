@@ -1,16 +1,16 @@
-"""Draws of the prior at the observations and at test points together, from the covariances of a prediction.
+"""Joint draws of the prior at the observations and at test points, from the covariances of a prediction.
 
-A covariance is a sum of terms, and a draw a sum of independent draws. For ``K = (x) K_i`` with ``K_i = R_i R_i'``:
+A covariance is a sum of terms, and a draw is a sum of independent draws. For ``K = (x) K_i`` with ``K_i = R_i R_i'``:
 
     test points on the grid        f = (x) R_i z holds both
     on a grid of their own         R_i of ``[[K_i(a, a), K_i(a, t)], [K_i(t, a), K_i(t, t)]]``: its rows a give the
                                    observations, its rows t the test points, from the same z
-    scattered                      f_* = B z + w, with B[q] = (x) K_i(x_q, a) R_i^+' what the grid says about a point,
-                                   and w with the covariance ``K_** - B B'`` that is left
+    scattered                      f_* = B z + w, with B[q] = (x) K_i(x_q, a) R_i^+' the part of a point that the grid
+                                   determines, and w with the remaining covariance ``K_** - B B'``
     low-rank terms                 R z, with their own root at both
     others                         a dense root of the joint covariance
 
-All roots are exact, and may be differentiated.
+All roots are exact and differentiable.
 """
 
 import math
@@ -29,11 +29,11 @@ from gpytorch_gaps.linalg.selection import select_cells
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.posterior.parts import summands
+from gpytorch_gaps.posterior.train_covariance import summands
 from gpytorch_gaps.utils.tensors import same_values
 
-_ROOM = 4  # times as many numbers as there are cells may make one draw
-_NOTHING_LEFT = 1e-10  # of the prior variance: what rounding may leave of a point that the grid determines
+_MOST_NUMBERS_PER_CELL = 4  # standard normal numbers of one draw
+_DETERMINED = 1e-10  # of the prior variance: rounding may leave so much of a point that the grid determines
 
 
 class _Term(Protocol):
@@ -46,13 +46,13 @@ class _Term(Protocol):
 def normal_columns(
     sizes: Sequence[int], count: int, like: LinearOperator, generator: torch.Generator | None = None
 ) -> list[Tensor]:
-    """Standard normal numbers of `count` draws, one draw after the other.
+    """Standard normal numbers of `count` draws, generated one draw after the other.
 
-    They do not depend on how many draws are asked for at a time: the first of many are those of a few.
+    The first draws therefore do not depend on how many follow.
 
-    :param sizes: how many numbers make a draw.
-    :param like: what has their batch shape, precision and device.
-    :return: one for each size. shape: (*batch, size, count)
+    :param sizes: numbers of each part of a draw.
+    :param like: an operator with their batch shape, precision and device.
+    :return: one tensor for each size. shape: (*batch, size, count)
     """
     kind: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "generator": generator}
     draws = [[torch.randn(*like.batch_shape, size, **kind) for size in sizes] for _ in range(count)]
@@ -60,7 +60,7 @@ def normal_columns(
 
 
 class JointDraws:
-    """Draws of noisy observations and of the function at test points, of mean zero.
+    """Joint draws, of mean zero, of noisy observations and of the function at test points.
 
     :param prior: K_**, evaluated. shape (*batch, Q, Q).
     :param cross: K_*X, likewise. shape (*batch, Q, N).
@@ -82,7 +82,7 @@ class JointDraws:
                 terms = [_term(here, across, there, cells, memory) for here, across, there in zip(*parts, strict=True)]
             else:
                 terms = [_Dense(prior, cross, train._linear_op, memory)]
-        else:  # its noise cannot be told apart, and need not be
+        else:  # its noise is not separate, and need not be
             terms = [_Dense(prior, cross, train, memory)]
         self._terms = terms
 
@@ -144,7 +144,7 @@ def _term(
 
 
 def _share_root(prior: RootLinearOperator, cross: LinearOperator, train: RootLinearOperator) -> bool:
-    """Whether the roots are of the same features, as a linear kernel's are: any root would do for each by itself."""
+    """Whether both roots have the same features, as those of a linear kernel do: ``R_* R_X' = K_*X``."""
     if prior.root.size(-1) != train.root.size(-1):
         return False
     some = slice(0, 8)
@@ -159,14 +159,14 @@ def _against(cross: SelectedKroneckerOperator | KhatriRaoOperator, train: Select
 
 class _OnGrid:
     def __init__(self, prior: SelectedKroneckerOperator, train: SelectedKroneckerOperator) -> None:
-        # those of the prior: where gradients are wanted, the observations' may have been cut off
+        # factors of the prior: those of the observations may be detached
         self._roots = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
         self._train_index, self._test_index = train.row_index, prior.row_index
-        self._turned = _turned(self._roots)
+        self._rotations = _rotations(self._roots)
         self.sizes = [math.prod(train.row_shape)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        grid = kron_matmul(self._roots, kron_matmul(self._turned, normals[0]))
+        grid = kron_matmul(self._roots, kron_matmul(self._rotations, normals[0]))
         return select_cells(grid, self._train_index), select_cells(grid, self._test_index)
 
 
@@ -181,13 +181,13 @@ class _OnTwoGrids:
         self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
         self._train_index, self._test_index = train.row_index, prior.row_index
         numbers = math.prod(root.size(-2) for root in roots)
-        # where both grids differ on several axes, the numbers of all their points may be far too many
-        few = numbers <= _ROOM * (math.prod(train.row_shape) + math.prod(prior.row_shape))
-        self._turned = _turned(roots) if few else None
+        # where both grids differ on several axes, the product of all sizes may be far too large
+        few = numbers <= _MOST_NUMBERS_PER_CELL * (math.prod(train.row_shape) + math.prod(prior.row_shape))
+        self._rotations = _rotations(roots) if few else None
         self.sizes = [numbers if few else math.prod(root.size(-1) for root in roots)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        z = normals[0] if self._turned is None else kron_matmul(self._turned, normals[0])
+        z = normals[0] if self._rotations is None else kron_matmul(self._rotations, normals[0])
         at_train = select_cells(kron_matmul(self._train_roots, z), self._train_index)
         return at_train, select_cells(kron_matmul(self._test_roots, z), self._test_index)
 
@@ -201,12 +201,12 @@ class _Scattered:
         known = [factor.double() @ inverse for factor, (_, inverse) in zip(cross.factors, pairs, strict=True)]
         self._known = [table.to(train.dtype) for table in known]  # shape: (*batch, Q, r_i) each
         self._train_index = train.row_index
-        self._left = _root_of_what_is_left(prior, known, memory)
-        self._turned = _turned(self._roots)
+        self._left = _remaining_root(prior, known, memory)
+        self._rotations = _rotations(self._roots)
         self.sizes = [math.prod(train.row_shape), *([] if self._left is None else [prior.size(-1)])]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        z = kron_matmul(self._turned, normals[0])
+        z = kron_matmul(self._rotations, normals[0])
         at_test = khatri_rao_matmul(self._known, z)
         if self._left is not None:
             left = self._left.to(z.dtype)
@@ -226,7 +226,7 @@ class _LowRank:
 class _Dense:
     def __init__(self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator, memory: float) -> None:
         self._rows = train.size(-1)
-        _check_room("draws of a kernel without a grid", self._rows + prior.size(-1), memory)
+        _check_memory("draws of a kernel without a grid", self._rows + prior.size(-1), memory)
         self._root = kernel_root(_joint(to_dense(train), to_dense(cross), to_dense(prior)))[0].to(train.dtype)
         self.sizes = [self._root.size(-2)]
 
@@ -249,28 +249,28 @@ def _joint(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
     return torch.cat([torch.cat([train, cross.mT], -1), torch.cat([cross, prior], -1)], -2)
 
 
-def _turned(roots: Sequence[Tensor]) -> list[Tensor]:
-    """``Q_r'`` of each root, which turns as many normal numbers as it has rows into those it takes."""
+def _rotations(roots: Sequence[Tensor]) -> list[Tensor]:
+    """``Q_r'`` of each root, which maps as many normal numbers as it has rows to as many as it has columns."""
     return [directions(root).mT for root in roots]
 
 
-def _root_of_what_is_left(prior: LinearOperator, known: Sequence[Tensor], memory: float) -> Tensor | None:
+def _remaining_root(prior: LinearOperator, known: Sequence[Tensor], memory: float) -> Tensor | None:
     """A root of ``K_** - B B'``; None where the grid determines the points. shape: (*batch, Q, r)"""
     variance = prior.diagonal(dim1=-1, dim2=-2).double()
-    told = torch.ones_like(variance)
+    determined = torch.ones_like(variance)
     for table in known:
-        told = told * table.square().sum(-1)
-    floor = _NOTHING_LEFT * float(variance.detach().amax()) if variance.numel() else 0.0
-    if not variance.numel() or float((variance - told).detach().amax()) <= floor:
+        determined = determined * table.square().sum(-1)
+    floor = _DETERMINED * float(variance.detach().amax()) if variance.numel() else 0.0
+    if not variance.numel() or float((variance - determined).detach().amax()) <= floor:
         return None
-    _check_room("joint draws at scattered points", variance.size(-1), memory)
+    _check_memory("joint draws at scattered points", variance.size(-1), memory)
     gram = torch.ones_like(to_dense(prior).double())
     for table in known:
         gram = gram * (table @ table.mT)
     return kernel_root(to_dense(prior).double() - gram, floor)[0]
 
 
-def _check_room(what: str, rows: int, allowed: float) -> None:
+def _check_memory(what: str, rows: int, allowed: float) -> None:
     needed = 40.0 * rows**2
     if needed > allowed:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Draws of a posterior at any points, jointly, in the units of the data."""
+"""Joint draws of a posterior at any points, in the units of the data."""
 
 from numbers import Integral
 
@@ -7,10 +7,9 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpytorch_gaps import settings
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.posterior.covariance import NoisyPosteriorCovarianceOperator, PosteriorCovarianceOperator
-from gpytorch_gaps.posterior.eval_mode import evaluating
+from gpytorch_gaps.posterior.strategy import predicting
 
 
 def sample_posterior(
@@ -22,20 +21,36 @@ def sample_posterior(
     seed: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Exact joint draws of a model's posterior: of the function, or of new observations of it.
+    """Exact joint draws from a model's posterior: of the function, or of new observations of it.
 
-    By conditioning draws of the prior, with one solve a draw whatever the number of points, or one a point where
-    there are fewer points than draws; a handful of points by their dense covariance. The first of many draws are
-    those of a few with the same seed. Draws are reparametrized: gradients flow through them (use
-    ``gpytorch.settings.detach_test_caches(False)`` for the whole gradient in the hyperparameters).
+    Draws of the prior are conditioned on the data, which takes one solve per draw whatever the number of points, or one
+    per point where there are fewer points than draws. A handful of points is drawn from their dense covariance. With
+    the same seed, the first draws do not depend on ``num_samples``. Draws are reparametrized, so that gradients flow
+    through them (use ``gpytorch.settings.detach_test_caches(False)`` for the whole gradient in the hyperparameters).
 
-    :param model: conditioned on data, with a :class:`GappyGridKernel` in it.
+    :param model: conditioned on data, with a :class:`GappyGridKernel` in its covariance.
     :param x: points, shape (*batch, Q, D), or a grid: that of the data, or any other with the same columns.
-    :param num_samples: how many.
+    :param num_samples: the number of draws.
     :param noise: whether to add the likelihood's noise.
-    :param seed: of the draws; default: torch's own random state.
-    :param progress: whether to show a bar if it takes more than a few seconds.
+    :param seed: seed of the draws; default: torch's global random state.
+    :param progress: whether to show a progress bar after a few seconds.
     :return: shape (num_samples, *batch, Q), or (num_samples, *batch, *grid.shape) for a grid.
+    :raises ValueError: if an argument is of the wrong type or range, if `x` has other columns than the training data,
+        or if the model has no training data or no :class:`GappyGridKernel`.
+
+    >>> import gpytorch, gpytorch_gaps as gaps
+    >>> class Model(gpytorch.models.ExactGP):
+    ...     def __init__(self, x, y, grid):
+    ...         super().__init__(x, y, gaps.GappyGridLikelihood())
+    ...         self.mean_module = gpytorch.means.ZeroMean()
+    ...         self.covar_module = gaps.GappyGridKernel([gpytorch.kernels.RBFKernel() for _ in range(2)], grid)
+    ...
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> grid, x, y = gaps.from_array(torch.tensor([[1.0, torch.nan, 0.3], [0.5, 0.0, 0.1]]))
+    >>> model = Model(x, y, grid)
+    >>> gaps.sample_posterior(model, grid, 5, seed=0).shape
+    torch.Size([5, 2, 3])
     """
     if not isinstance(model, ExactGP):
         raise ValueError(f"sample_posterior: model: got {type(model).__name__}, expected a gpytorch.models.ExactGP")
@@ -54,7 +69,7 @@ def sample_posterior(
         raise ValueError(
             f"sample_posterior: x: got {points.size(-1)} columns, expected {columns}, as the training data"
         )
-    with evaluating(model), settings.progress(settings.progress.value() and progress):
+    with predicting(model, progress):
         posterior = model(points)
         if noise:
             posterior = model.likelihood(posterior)

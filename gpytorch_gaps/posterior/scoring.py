@@ -1,12 +1,12 @@
-"""How good predictions are: the scores that the field's comparisons use, and predictions of data left out.
+"""Scores of predictions against measured values, and predictions of observations that are left out.
 
-Left out one at a time, without a model of the others for each: with ``A = K_XX + D``, ``a = A^-1 (y - m)`` and
-``c_i = (A^-1)_ii``,
+Predictions of each observation from all others need no further models: with ``A = K_XX + D``,
+``a = A^-1 (y - m)`` and ``c_i = (A^-1)_ii``,
 
     mean of y_i given the others = y_i - a_i / c_i,    variance = 1 / c_i
 
-A relative error of c_i moves the mean by as much of the distance of y_i from it. A group g left out together takes the
-block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
+A relative error of c_i changes ``y_i`` minus this mean by the same relative error. A group g left out together takes
+the block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
 """
 
 import math
@@ -21,23 +21,31 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps import settings
-from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
-from gpytorch_gaps.posterior.eval_mode import evaluating
-from gpytorch_gaps.posterior.inverse_diagonal import inverse_diagonal
-from gpytorch_gaps.posterior.parts import TIGHTER, PosteriorParts
-from gpytorch_gaps.reports import ApproximateVarianceWarning, also_record_to, one_report, report_variance
+from gpytorch_gaps.posterior.inverse_entries import inverse_block, inverse_diagonal
+from gpytorch_gaps.posterior.parts import PosteriorParts
+from gpytorch_gaps.posterior.strategy import predicting
+from gpytorch_gaps.posterior.variance import ASKED_FOR
+from gpytorch_gaps.reports import ApproximateVarianceWarning, also_record_to, report_variance
 from gpytorch_gaps.utils.progress import with_bar
 
 
 @dataclass(frozen=True)
 class Score:
-    """Averages over `count` values, in their units; all but `coverage` are better the lower they are.
+    """Scores of normal predictions, averaged over values, in their units. Lower is better for all but `coverage`.
 
-    `crps` is the continuous ranked probability score, `nlpd` the negative log density, `interval` the interval score
-    of the central interval at `level` (its width, plus ``2 / (1 - level)`` times what it misses by), `coverage` the
-    share of values inside it.
+    :param rmse: root mean squared error.
+    :param mae: mean absolute error.
+    :param crps: continuous ranked probability score.
+    :param nlpd: negative log predictive density.
+    :param interval: interval score of the central interval at `level`: its width, plus ``2 / (1 - level)`` times the
+        distance of values outside it.
+    :param coverage: share of values inside that interval.
+    :param count: number of values.
+    :param level: probability of the interval.
+
+    >>> print(Score(rmse=0.5, mae=0.4, crps=0.3, nlpd=0.7, interval=2.1, coverage=0.94, count=100))
+    RMSE 0.5, MAE 0.4, CRPS 0.3, NLPD 0.7, interval score 2.1, 95% intervals cover 94.0% of 100
     """
 
     rmse: float
@@ -50,6 +58,7 @@ class Score:
     level: float = 0.95
 
     def as_dict(self) -> dict[str, float]:
+        """All scores by name."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -60,12 +69,20 @@ class Score:
 
 
 def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) -> Score:
-    """Scores predictions against what was measured. NaN in `truth` is left out.
+    """Scores predictions against measured values. NaN in `truth` is skipped.
 
-    :param posterior: a distribution over the values in `truth`: of measured values, with their noise,
-        ``likelihood(model(x))``.
-    :param truth: of the shape of ``posterior.mean``, or of a grid with as many cells.
-    :param level: of the intervals.
+    :param posterior: the predictive distribution of the values in `truth`. Measured values contain noise, so that this
+        is ``likelihood(model(x))``.
+    :param truth: measured values, of the shape of ``posterior.mean``, or of a grid with as many cells.
+    :param level: probability of the intervals, between 0 and 1.
+    :return: the averages over all values.
+    :raises ValueError: if `posterior` is not a MultivariateNormal, if `truth` has another shape, has infinite values
+        or nothing but NaN, or if `level` is not between 0 and 1.
+
+    >>> posterior = MultivariateNormal(torch.zeros(3), torch.eye(3))
+    >>> scores = score(posterior, torch.tensor([0.0, 4.0, torch.nan]))
+    >>> scores.mae, scores.coverage, scores.count
+    (2.0, 0.5, 2)
     """
     if not isinstance(posterior, MultivariateNormal):
         raise ValueError(
@@ -96,7 +113,7 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
 
 
 def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score:
-    """Scores of normal predictions, by how far they were off and the standard deviations that they stated."""
+    """Scores of normal predictions from their errors and their standard deviations, of one shape."""
     z = torch.where(error == 0, 0.0, error / deviation)
     density, below = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi), torch.special.ndtr(z)
     # of a normal distribution, in closed form; |error| where the deviation is zero
@@ -117,27 +134,46 @@ def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score
 
 
 def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:
-    """Predictions of every observation from the others, with its noise: ``score(leave_out(model), train_y)``.
+    """Predicts every observation from the others, noise included, for ``score(leave_out(model), train_y)``.
 
-    From one solution and the diagonal of the inverse covariance: in closed form or by a solve an observation, to the
-    solve tolerance; where that takes too long, or with ``settings.variance_method("pathwise")``, from
-    ``settings.variance_samples`` draws, with a warning that says how far predictions are off. The error of every
-    variance is in ``record_solves().variances``. Groups always take a solve an observation.
+    This takes the solution for the data and the diagonal of the inverse covariance. The diagonal is computed in closed
+    form or by one solve per observation, to the solve tolerance. Where that takes too long, or with
+    ``settings.variance_method("pathwise")``, it is estimated from ``settings.variance_samples`` draws, with a warning
+    that states the error of the predictions. The error of every variance is in ``record_solves().variances``. Groups
+    always take one solve per observation.
 
-    :param model: conditioned on data, with a :class:`GappyGridKernel` in it. Its hyperparameters stay as they are.
+    :param model: conditioned on data, with a :class:`GappyGridKernel` in its covariance. Its hyperparameters are not
+        changed.
     :param groups: a label for every observation, shape (N,): observations with the same label, such as those of one
         station or one year, are left out together. Default: one at a time.
-    :param progress: whether to show a bar if it takes more than a few seconds.
+    :param progress: whether to show a progress bar after a few seconds.
+    :return: means and variances of the N observations, without covariances.
+    :raises ValueError: if the model is no ``ExactGP`` with training data and a :class:`GappyGridKernel`, if `groups`
+        are not N labels, or if the solves of a group are not accurate enough.
+
+    >>> import gpytorch, gpytorch_gaps as gaps
+    >>> class Model(gpytorch.models.ExactGP):
+    ...     def __init__(self, x, y, grid):
+    ...         super().__init__(x, y, gaps.GappyGridLikelihood())
+    ...         self.mean_module = gpytorch.means.ZeroMean()
+    ...         self.covar_module = gaps.GappyGridKernel([gpytorch.kernels.RBFKernel() for _ in range(2)], grid)
+    ...
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> grid, x, y = gaps.from_array(torch.tensor([[1.0, torch.nan, 0.3], [0.5, 0.0, 0.1]]))
+    >>> model = Model(x, y, grid)
+    >>> predicted = gaps.leave_out(model)
+    >>> predicted.mean.shape, bool((predicted.variance > 0).all())
+    (torch.Size([5]), True)
     """
     if not isinstance(model, ExactGP) or model.train_inputs is None:
         raise ValueError("leave_out: model: expected a gpytorch.models.ExactGP with training data")
-    with evaluating(model), torch.no_grad(), settings.progress(settings.progress.value() and progress):
+    with predicting(model, progress), torch.no_grad():
         with gpytorch.settings.debug(False), gpytorch.settings.skip_posterior_variances(False):
             # predicting at the training data is meant
             posterior = model(*model.train_inputs)
         covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
-        own = isinstance(covariance, PosteriorCovarianceOperator)
-        if not own or not isinstance(covariance.parts.train, NoisyGridOperator):
+        if not isinstance(covariance, PosteriorCovarianceOperator) or covariance.parts.grid_train is None:
             raise ValueError(
                 "leave_out: model: expected a covar_module with a GappyGridKernel in it, and one set of inputs"
             )
@@ -153,7 +189,7 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
 def _each_out(parts: PosteriorParts, weights: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     diagonal, report = inverse_diagonal(parts)
     shift, variance = weights.double() / diagonal, 1.0 / diagonal
-    if report.num_samples and report.reason != "asked for":
+    if report.num_samples and report.reason != ASKED_FOR:
         off = report.error / variance
         in_mean = off * shift.abs() / variance.sqrt()
         warnings.warn(
@@ -182,7 +218,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
     order = where.argsort(stable=True)
     members = order.split(torch.bincount(where).tolist())
     for rows in with_bar(members, "groups left out", unit="group"):
-        cholesky, failed = torch.linalg.cholesky_ex(_inverse_block(parts, rows))
+        cholesky, failed = torch.linalg.cholesky_ex(inverse_block(parts, rows))
         if bool(failed.any()):
             raise ValueError(
                 f"leave_out: groups: a group of {len(rows)} observations has no predictions: the inverse of the "
@@ -193,16 +229,3 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
         mean[..., rows] = (y[..., rows].double() - shift).to(y.dtype)
         variance[..., rows] = torch.cholesky_inverse(cholesky).diagonal(dim1=-1, dim2=-2).to(y.dtype)
     return mean, variance
-
-
-def _inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
-    """``(A^-1)_gg`` in float64. shape: (*batch, g, g)"""
-    train, blocks = parts.train, []
-    config = parts.expecting(len(rows), TIGHTER * parts.config.tolerance)
-    with one_report():
-        for some in rows.split(parts.columns_at_once()):
-            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
-            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
-            blocks.append(train.solve_columns(columns, config).solution[..., rows, :])
-    block = torch.cat(blocks, -1)
-    return 0.5 * (block + block.mT)

@@ -1,14 +1,16 @@
-"""Posterior mean and covariance by our solves, at our tolerances, without Q x N matrices."""
+"""Posterior mean and covariance of an ``ExactGP`` by our solves, to our tolerances, without Q x N matrices."""
 
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, ZeroLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
@@ -20,16 +22,58 @@ from gpytorch_gaps.operators.inspect import GridPoints, grid_covariance, grid_po
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
-from gpytorch_gaps.posterior.parts import PredictionPoints, is_wide, wide_product
+from gpytorch_gaps.posterior.parts import PredictionPoints
+from gpytorch_gaps.posterior.train_covariance import has_float64_entries, wide_product
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
 
-class GappyGridPredictionStrategy(DefaultPredictionStrategy):
-    """What ``ExactGP`` calls in eval mode for kernels with a :class:`GappyGridKernel` in them.
+@contextmanager
+def predicting(model: ExactGP, progress: bool) -> Iterator[None]:
+    """Puts a model into eval mode, and every part of it back into its own mode at the end.
 
-    The solution ``(K_XX + D)^-1 (y - m)`` is kept for the settings it was made with: another method or tolerance makes
-    another. A first one starts from that of the data before these, which the kernel remembers, or `before`.
+    :param progress: whether progress bars may be shown, if the settings allow them.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    training = model.training
+    model.eval()
+    try:
+        with settings.progress(settings.progress.value() and progress):
+            yield
+    finally:
+        model.train(training)  # drops what depends on the mode
+        for module, mode in modes:
+            module.training = mode
+
+
+class GappyGridPredictionStrategy(DefaultPredictionStrategy):
+    """The prediction strategy that ``ExactGP`` uses in eval mode for kernels with a :class:`GappyGridKernel` in them.
+
+    It keeps the solution ``(K_XX + D)^-1 (y - m)`` for each configuration: another method or tolerance makes another.
+    The first solve starts from the solution for the previous training data, which the kernel keeps.
+
+    :param train_inputs: inputs of the observations, as ``ExactGP`` holds them.
+    :param train_prior_dist: prior distribution of the function at the observations.
+    :param train_labels: the observations y, shape (*batch, N).
+    :param likelihood: the model's likelihood, which adds the noise D.
+    :param before: where to take the starting point of the first solve from; default: the kernel's own solutions.
+    :param roots: further arguments of GPyTorch's ``DefaultPredictionStrategy``.
+    :raises ValueError: for a multitask prior.
+
+    >>> import gpytorch, gpytorch_gaps as gaps
+    >>> class Model(gpytorch.models.ExactGP):
+    ...     def __init__(self, x, y, grid):
+    ...         super().__init__(x, y, gaps.GappyGridLikelihood())
+    ...         self.mean_module = gpytorch.means.ZeroMean()
+    ...         self.covar_module = gaps.GappyGridKernel([gpytorch.kernels.RBFKernel() for _ in range(2)], grid)
+    ...
+    ...     def forward(self, x):
+    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    >>> grid, x, y = gaps.from_array(torch.tensor([[1.0, torch.nan, 0.3], [0.5, 0.0, 0.1]]))
+    >>> model = Model(x, y, grid)
+    >>> mean = model.eval()(grid.points()).mean
+    >>> type(model.prediction_strategy).__name__
+    'GappyGridPredictionStrategy'
     """
 
     def __init__(
@@ -45,7 +89,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             raise ValueError("model: got a multitask prior; expected outputs as an axis of the grid (IndexKernel)")
         super().__init__(train_inputs, train_prior_dist, train_labels, likelihood, **roots)
         covariance: LinearOperator = self.lik_train_train_covar  # type: ignore[has-type]
-        if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's own likelihoods do not evaluate the kernel
+        if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's likelihoods leave the kernel lazy
             covariance = grid_covariance(covariance._linear_op) + covariance._diag_tensor
         self.lik_train_train_covar = covariance
         self._solutions: dict[tuple[tuple[Any, ...], bool], Tensor] = {}
@@ -72,7 +116,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         return self._solutions[key]
 
     def _solution(self, config: SolveConfig) -> Tensor:
-        """From that of the data before these, where it is remembered."""
+        """The solution, started from the one for the previous training data where the kernel has it."""
         train, found = self.lik_train_train_covar, self._grid_points
         offset = (self.train_labels.double() - self.train_prior_dist.mean.double()).unsqueeze(-1)
         if not isinstance(train, NoisyGridOperator):
@@ -100,6 +144,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def exact_prediction(
         self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
     ) -> tuple[Tensor, LinearOperator]:
+        """Posterior mean, shape (*batch, Q), and its covariance, which is computed when it is read."""
         cross = grid_covariance(test_train_covar)
         mean = test_mean + wide_product(cross, self.mean_cache.unsqueeze(-1)).squeeze(-1).to(test_mean.dtype)
         if gpytorch.settings.skip_posterior_variances.on():
@@ -108,12 +153,12 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
             return mean, nothing
         train = self.lik_train_train_covar
         if gpytorch.settings.detach_test_caches.on():
-            # linear_operator's own detach copies, and what was worked out for the originals would be lost
+            # linear_operator's own detach copies tensors, which would lose what is cached for them
             train = train.representation_tree()(*(tensor.detach() for tensor in train.representation()))
         return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=self._test_points(cross))
 
     def _test_points(self, cross: LinearOperator) -> PredictionPoints | None:
-        """Where the test points lie, as far as that is known: the noise of some likelihoods depends on it."""
+        """Where the test points lie, if that is known: the noise of some likelihoods depends on it."""
         rows, found = grid_points(cross), self._grid_points
         if rows is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
             return None
@@ -123,7 +168,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any
     ) -> "GappyGridPredictionStrategy":
-        """With further observations: solved anew, exactly, from the solution without them."""
+        """The strategy with further observations, by an exact solve that starts from the solution without them."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         found = self._grid_points
         return type(self)(
@@ -132,10 +177,10 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
 
 def _forgetting(strategy: GappyGridPredictionStrategy) -> Callable[..., None]:
-    """A hook that has a strategy forget its solutions: their graph serves one backward pass.
+    """A hook that clears the solutions of a strategy, since their graph serves one backward pass.
 
-    The garbage collector does not see a graph's hooks, so that one that held the strategy would keep it for ever: it
-    holds the solution, the solution its graph.
+    It refers to the strategy weakly. The garbage collector does not see the hooks of a graph, so that a strong
+    reference would close a cycle that is never freed: strategy, solution, graph, hook.
     """
     found = weakref.ref(strategy)
 
@@ -148,11 +193,12 @@ def _forgetting(strategy: GappyGridPredictionStrategy) -> Callable[..., None]:
 
 
 def _warn_of_rounding(covariance: LinearOperator) -> None:
-    """Kernels on a grid are evaluated in float64, but entries of others, rounded to float32, move what is predicted.
+    """Warns where kernels that are rounded to float32 move predictions. Kernels on a grid are evaluated in float64.
 
-    By about ``0.1 eps sqrt(N) k(x, x) / s2`` of its size, as if the roundings were independent; measured, 0.06 to 0.12.
+    The relative change is about ``0.1 eps sqrt(N) k(x, x) / s2``, as if roundings were independent; factors of 0.06 to
+    0.12 were measured.
     """
-    if not isinstance(covariance, AddedDiagLinearOperator) or is_wide(covariance._linear_op):
+    if not isinstance(covariance, AddedDiagLinearOperator) or has_float64_entries(covariance._linear_op):
         return
     kernel, noise = covariance._linear_op._diagonal().detach(), covariance._diag_tensor._diagonal().detach()
     ratio = float((kernel.double() / noise.double()).max())

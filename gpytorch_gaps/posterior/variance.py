@@ -1,10 +1,10 @@
-"""The variances of a posterior by the current method, with a report of how far they may be off.
+"""The variances of a posterior by the configured method, with a report of their error.
 
-exact       ``k - g'A^-1 g``, a solve per point; or, where K is of low rank to the tolerance, no solve at all
-low rank    ``k - h'P^-1 h`` with ``P = F C F' + D`` of rank p in place of A, and h in place of g likewise: what the
-            leading eigenvectors say. Costs p^2 a point.
-pathwise    from draws of deviations d and explained parts h, independent of each other, ``E d^2 = v`` and
-            ``E h^2 = k - v``. Each gives an estimate of v; together, weighted by their precision, they have the
+exact       ``k - g'A^-1 g``, with one solve per point; or, where K is of low rank to the tolerance, without solves
+low rank    ``k - h'P^-1 h``, with A and g replaced by their approximations ``P = F C F' + D`` and h in the p leading
+            eigenvectors. Costs p^2 per point.
+pathwise    from draws of deviations d and explained parts h, independent of each other, with ``E d^2 = v`` and
+            ``E h^2 = k - v``. Each gives an estimate of v. Together, weighted by their precision, they have the
             variance ``(2 / n) v^2 (k - v)^2 / (v^2 + (k - v)^2)``: near the prior, far less than d alone.
 """
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import unravel
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
-from gpytorch_gaps.operators.noisy import NoisyGridOperator, low_rank_of
+from gpytorch_gaps.operators.noisy import low_rank_of
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts
+from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts, chunks
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import (
@@ -36,95 +36,96 @@ from gpytorch_gaps.reports import (
 from gpytorch_gaps.solvers.planning.variance import low_rank_form, too_expensive
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.utils.precision import float64_entries
-from gpytorch_gaps.utils.progress import with_bar
 from gpytorch_gaps.utils.tensors import same_values
 
-_EXTENDED = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
-_JUDGED = 8  # points by which an extension is judged
-_LOST = 0.1  # of a variance: where rounding may take so much of it, solves keep more digits
-_CHECKED = 20  # exact variances, by which low-rank ones are judged: their worst error is that of 95 % of points
+ASKED_FOR = "asked for"  # the reason of a method that the settings name
+_EXTENSION_TOLERANCE = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
+_EXTENSION_CHECKS = 8  # points at which an extension is checked
+_MOST_ROUNDING = 0.1  # of a variance: beyond this, solves are used, which keep more digits
+_LOW_RANK_CHECKS = 20  # exact variances; low-rank ones are within the worst error of these at 95 % of points
 
 
 def posterior_variance(parts: PosteriorParts) -> Tensor:
-    """The variances of a posterior, reported. shape: (*batch, Q)"""
+    """The variances of a posterior by ``config.variance_method``, reported. shape: (*batch, Q)"""
     if not parts.num_points:
         return parts.prior_variance()
-    variance, report = _together([_variance(piece) for piece in parts.pieces()])
+    started = time.perf_counter()
+    variance, report = _concatenated([_variance(piece) for piece in parts.pieces()])
     variance = variance.to(parts.dtype)
     error = report.error.to(parts.dtype) + torch.finfo(parts.dtype).eps * variance.detach().abs()
-    report_variance(replace(report, error=error))
+    report_variance(replace(report, error=error, seconds=time.perf_counter() - started))
     return variance
 
 
-def _together(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, VarianceReport]:
+def _concatenated(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, VarianceReport]:
     """The variances of several pieces, and one report."""
-    reports = [report for _, report in found]
-    error, seconds = torch.cat([report.error for report in reports], -1), sum(report.seconds for report in reports)
-    return torch.cat([variance for variance, _ in found], -1), replace(reports[0], error=error, seconds=seconds)
+    variances, reports = zip(*found, strict=True)
+    return torch.cat(variances, -1), replace(reports[0], error=torch.cat([report.error for report in reports], -1))
 
 
 def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    method = parts.config.variance_method
+    """The variances in float64, and a report whose time is not filled in yet."""
+    method, reason = parts.config.variance_method, ASKED_FOR
     if method == "low_rank":
         return _low_rank(parts)
-    if method == "pathwise":
-        return _together([_pathwise(piece, "asked for") for piece in parts.pieces(drawn=True)])
-    started, prior, tolerance = time.perf_counter(), parts.prior_variance(), parts.config.tolerance
-    closed = closed_form(parts)
-    if closed is not None:
-        variance, error, rank = closed
-        seconds = time.perf_counter() - started
-        return variance, VarianceReport("exact", error, seconds, rank=rank, reason="without solves")
-    if method == "auto":
-        reason = why_not_exact(parts, parts.num_points)
-        if reason is not None:
-            return _together([_pathwise(piece, reason) for piece in parts.pieces(drawn=True)])
-    size = parts.columns_at_once()
-    chunks = [slice(start, start + size) for start in range(0, parts.num_points, size)]
-    bar = with_bar(chunks, "exact variances", unit="chunk")
-    missed, found = torch.zeros_like(prior.detach()), []
+    if method != "pathwise":
+        closed = closed_form(parts)
+        if closed is not None:
+            variance, error, rank = closed
+            return variance, VarianceReport("exact", error, 0.0, rank=rank, reason="without solves")
+        cost = why_not_exact(parts, parts.num_points) if method == "auto" else None
+        if cost is None:
+            return _by_solves(parts)
+        reason = cost
+    return _concatenated([_from_draws(piece, reason) for piece in parts.pieces(for_draws=True)])
+
+
+def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
+    """``k - g'A^-1 g`` by a solve for every point."""
+    prior, size, found = parts.prior_variance(), parts.columns_at_once(), []
+    bound = torch.zeros_like(prior.detach())
     variance = prior if parts.differentiated else prior.clone()
     with one_report():
-        for rows in bar:
-            explained, missed[..., rows] = parts.explained(rows, prior)
+        for rows in chunks(parts.num_points, size, "exact variances"):
+            explained, bound[..., rows] = parts.explained_variance(rows, prior)
             if parts.differentiated:
                 found.append(explained)
             else:  # in place: small results among large columns would keep the memory of these
                 variance[..., rows] -= explained
     variance = variance - torch.cat(found, -1) if found else variance
-    bound = tolerance * variance.detach().abs() + missed
-    reason = f"{parts.num_points} solves, in {len(chunks)} chunks"
-    return variance, VarianceReport("exact", bound, time.perf_counter() - started, reason=reason)
+    bound = parts.config.tolerance * variance.detach().abs() + bound
+    reason = f"{parts.num_points} solves, in {math.ceil(parts.num_points / size)} chunks"
+    return variance, VarianceReport("exact", bound, 0.0, reason=reason)
 
 
 def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
-    """Why so many exact solves are not made unless asked for; None if they are affordable."""
-    if not isinstance(parts.train, NoisyGridOperator):
-        return None
-    return too_expensive(parts.train.system(), columns, parts.config)
+    """Why so many exact solves are made only on request; None if they are affordable."""
+    train = parts.grid_train
+    return None if train is None else too_expensive(train.system(), columns, parts.config)
 
 
 # -- low rank --------------------------------------------------------------------------------------------------------
 
 
 def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
-    """The variances in float64, how far they may be off, and the rank: where no solves are needed.
+    """The variances in float64, bounds on their errors, and the rank; None where solves are needed.
 
-    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the variance is off by no more than about e times the prior's on the
-    grid. Elsewhere the basis is extended, best asked to know more, and judged where it knows least.
+    With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the error of a variance on the grid is at most about e times the prior
+    variance. Off the grid the basis is extended, with a smaller e, and checked where it leaves out most.
     """
-    if parts.differentiated or parts.train.batch_shape or not isinstance(parts.train, NoisyGridOperator):
+    train = parts.grid_train
+    if train is None or parts.differentiated or train.batch_shape:
         return None
     started = time.perf_counter()
-    level, tolerance = 1.0 if parts.cells is not None else _EXTENDED, parts.config.tolerance
-    found = low_rank_form(parts.train.system(), parts.num_points, parts.config, level)
+    level, tolerance = 1.0 if parts.cells is not None else _EXTENSION_TOLERANCE, parts.config.tolerance
+    found = low_rank_form(train.system(), parts.num_points, parts.config, level)
     basis = None if found is None else _basis(parts, found[0], tolerance)
     if found is None or basis is None:
         return None
     form, error = found
     variance, prior, left_out = _variances_by(parts, form, basis)
     off = error * prior + _rounding(prior, form.condition * variance)
-    if bool((off > _LOST * variance).any()):
+    if bool((off > _MOST_ROUNDING * variance).any()):
         return None
     if parts.cells is None:
         if _error_of_extension(parts, form, variance, left_out) > 0.2 * tolerance:
@@ -147,18 +148,19 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
 
 
 def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
-    """Rounding of a difference of numbers of the size of the prior variance, and of what a factorisation amplifies."""
+    """Rounding of a difference of numbers of the size of the prior variance, and of the factorisation."""
     return ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
 
 
 def _error_of_extension(
     parts: PosteriorParts, form: LowRankPreconditioner, variance: Tensor, left_out: Tensor
 ) -> float:
-    """Relative to the variance, at the points of which the basis knows least: with the covariances g themselves.
+    """The relative error of variances at the points where the basis leaves out most.
 
-    For weights ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to second order.
+    It is found from the covariances g themselves: for ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to
+    second order.
     """
-    worst = left_out.abs().topk(min(_JUDGED, parts.num_points)).indices
+    worst = left_out.abs().topk(min(_EXTENSION_CHECKS, parts.num_points)).indices
     few = parts.at(worst)
     with float64_entries():
         columns = to_dense(few.cross).mT.double()
@@ -169,14 +171,13 @@ def _error_of_extension(
 
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    """By the leading eigenvectors alone, with an error judged by some points whose variances are exact as well."""
-    started = time.perf_counter()
+    """The variances by the leading eigenvectors alone, with an error found from exact variances at some points."""
     if parts.differentiated:
         raise ValueError(
             "variance_method: got 'low_rank' where gradients are wanted; expected torch.no_grad(), or 'exact'"
         )
-    own = isinstance(parts.train, NoisyGridOperator)
-    form = parts.train.low_rank_approximation(low_rank_of(parts.config)) if own else None
+    train = parts.grid_train
+    form = None if train is None else train.low_rank_approximation(low_rank_of(parts.config))
     basis = None if form is None or form.root is not None else _basis(parts, form)
     if form is None or basis is None:
         raise ValueError(
@@ -185,28 +186,27 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
         )
     prior = parts.prior_variance()
     variance = _variances_by(parts, form, basis)[0].clamp_min(0.0)
-    picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_CHECKED]
+    picked = torch.randperm(parts.num_points, generator=torch.Generator().manual_seed(0))[:_LOW_RANK_CHECKS]
     some = picked.sort().values.to(prior.device)
     few = parts.at(some)
-    exact = few.prior_variance() - few.explained(slice(None), few.prior_variance())[0]
+    exact = few.prior_variance() - few.explained_variance(slice(None), few.prior_variance())[0]
     worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
     error = worst.expand(variance.shape)
-    seconds, reason = time.perf_counter() - started, f"error judged by {len(some)} exact ones"
-    return variance, VarianceReport("low_rank", error, seconds, rank=form.rank, reason=reason)
+    reason = f"error judged by {len(some)} exact ones"
+    return variance, VarianceReport("low_rank", error, 0.0, rank=form.rank, reason=reason)
 
 
 def _variances_by(
     parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Posterior and prior variances, and the part of the latter that the form does not know, which data leave as it is.
+    """Posterior and prior variances in float64, and the part of the latter outside the basis. shape: (*batch, Q) each
 
-    In float64. shape: (*batch, Q) each
+    The data leave that part as it is.
     """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, parts.config.memory // (8 * numbers)))
-    starts = with_bar(range(0, parts.num_points, size), "variances by eigenvectors", unit="chunk")
-    found = [form.variances(basis(slice(start, start + size))) for start in starts]
-    variance, known = (torch.cat(chunks, -1) for chunks in zip(*found, strict=True))
+    found = [form.variances(basis(rows)) for rows in chunks(parts.num_points, size, "variances by eigenvectors")]
+    variance, known = (torch.cat(some, -1) for some in zip(*found, strict=True))
     prior = parts.prior_variance()
     return variance + (prior - known), prior, prior - known
 
@@ -214,11 +214,11 @@ def _variances_by(
 def _basis(
     parts: PosteriorParts, form: LowRankPreconditioner, tolerance: float | None = None
 ) -> Callable[[slice], Tensor] | None:
-    """Φ at some of the points: eigenvectors at cells of the training grid, their extension at others.
+    """Φ at a slice of the points: eigenvectors at cells of the training grid, their extension at other points.
 
     The extension of an eigenvector q of K_i to a point is ``k_i(x, axis_i) q / t``; rounding of the numerator
-    enters a variance with up to ``eps sqrt(M) |K|``. None where that is more than `tolerance` allows, and for other
-    points of a sum.
+    enters a variance with up to ``eps sqrt(M) |K|``. None where that exceeds the tolerance, and for points off the
+    grid of a sum.
     """
     cells = parts.cells
     if cells is not None:
@@ -237,7 +237,7 @@ def _basis(
         return None
     used = [values[..., columns] for values, columns in zip(eigen.values, form.columns, strict=True)]
     sides = zip(cross.factors, form.vectors, strict=True)
-    # a direction that the kernel does not have on an axis is not extended either
+    # directions of eigenvalue zero are not extended
     scales = [torch.where(values > 0, 1.0 / values, 0.0).unsqueeze(-2) for values in used]
     tables = [factor.double() @ vectors * scale for (factor, vectors), scale in zip(sides, scales, strict=True)]
     if isinstance(cross, KhatriRaoOperator):
@@ -250,16 +250,16 @@ def _basis(
 
 
 def quantile_of_draws(count: int) -> float:
-    """What 95 % of estimates ``mean of z^2``, over so many draws, are within, relative to the estimate.
+    """The relative error that 95 % of estimates ``mean of z^2`` over so many draws stay within.
 
-    1.96 standard errors for many draws; more for few, since the standard error itself is estimated.
+    It is 1.96 standard errors for many draws, and more for few, since the standard error itself is estimated.
     """
     return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
 
 
-def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
-    started, count = time.perf_counter(), parts.config.variance_samples
-    prior = parts.prior_variance()
+def _from_draws(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
+    """Estimates from pathwise draws, with a warning where draws were not asked for."""
+    count, prior = parts.config.variance_samples, parts.prior_variance()
     left, of_mean = torch.zeros_like(prior), torch.zeros_like(prior)
     with one_report():
         for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
@@ -274,14 +274,13 @@ def _pathwise(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceRepor
     known, rest = variance.detach(), (prior - variance).detach()
     spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
     error = quantile_of_draws(count) * spread
-    if reason != "asked for":
+    if reason != ASKED_FOR:
         share_off = float((error / known.clamp_min(tiny)).median())
         warnings.warn(
             f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
             "Try: settings.variance_method('exact') at fewer points, more variance_samples, or "
-            "variance_method('pathwise') to say that this is meant.",
+            "variance_method('pathwise') to accept the estimates.",
             ApproximateVarianceWarning,
             stacklevel=2,
         )
-    seconds = time.perf_counter() - started
-    return variance, VarianceReport("pathwise", error, seconds, num_samples=count, reason=reason)
+    return variance, VarianceReport("pathwise", error, 0.0, num_samples=count, reason=reason)

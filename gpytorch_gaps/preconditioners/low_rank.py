@@ -30,7 +30,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.autograd.dense_logdet import dense_logdet, logdet_from
+from gpytorch_gaps.autograd.dense import dense_logdet, logdet_from
 from gpytorch_gaps.linalg.gram import masked_gram
 from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul
 from gpytorch_gaps.linalg.selection import product_at, ravel, select_cells, spread_cells, unravel

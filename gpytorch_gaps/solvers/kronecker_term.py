@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.autograd.first_order import frozen_eigenvalues
 from gpytorch_gaps.linalg.eigen import (
     KroneckerEigen,
     factored_if_cheaper,

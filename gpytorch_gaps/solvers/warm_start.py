@@ -11,6 +11,13 @@ from A to B = A + dA,
 in which a residual of u counts no more than the step is long. (``u_j' A z_j = z_j' z_j`` would save a product, and hold
 for exact solutions only: the value would drift.) For B = c A it gives N sinh(log c) in place of N log c: a step
 that changes A by a tenth is off by a sixth of a percent of its change, one of a length-scale by several percent.
+
+Probes are random signs that are the same on every device: a hash of their position, not the state of a generator.
+Counters ``seed, row, column`` are mixed one into the other by the finalizer of SplitMix64 (Stafford's mix 13),
+
+    z ^= z >> 30,   z *= 0xBF58476D1CE4E5B9,   z ^= z >> 27,   z *= 0x94D049BB133111EB,   z ^= z >> 31
+
+in integers of 64 bits that wrap around, on which devices agree to the bit. Nothing crosses between host and device.
 """
 
 import copy
@@ -25,7 +32,6 @@ from torch import Tensor
 
 from gpytorch_gaps.distributed.columns import Share
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.solvers.signs import random_signs
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.tensors import same_values
 
@@ -34,6 +40,8 @@ REDUCTION = 0.3  # of the residual that a step begins with: what is left of it i
 LONGEST_STEP = 0.05  # nats an observation: after a longer one the log-determinant is estimated afresh
 LOOSEST_SETTLED = 1e-2  # relative residual
 BIAS = 0.1  # of a gradient by unfinished solves, in standard deviations of the score, once hyperparameters have settled
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
 
 @dataclass
@@ -235,3 +243,44 @@ def unbiased_tolerances(rhs: Tensor, noise: Tensor) -> tuple[float, float]:
     scale = float(noise.detach().double().min()) ** 0.5
     data = BIAS * scale / (2.0**0.5 * size) if size > 0 else 1.0
     return min(data, LOOSEST_SETTLED), min(BIAS * (2.0 / rows) ** 0.5, LOOSEST_SETTLED)
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+def random_signs(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    """Plus or minus one, a half each, of the dtype and device of `like`. shape: (rows, columns)
+
+    >>> random_signs(0, 2, 5, torch.zeros(()))
+    tensor([[-1.,  1., -1., -1., -1.],
+            [ 1.,  1., -1.,  1., -1.]])
+    """
+    row, column = (torch.arange(count, device=like.device) for count in (rows, columns))
+    mixed = _mix(column + _mix(row.unsqueeze(-1) + _mix_number(seed)))
+    return (mixed & 1).mul_(2).sub_(1).to(like.dtype)
+
+
+def _mix(counters: Tensor) -> Tensor:
+    """SplitMix64's output for each of these states."""
+    z = (counters + 1) * _signed(_GOLDEN)  # not zero at zero
+    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """``z >> bits`` as of an unsigned number: torch fills in the sign, which is cut off."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix_number(seed: int) -> int:
+    """:func:`_mix` of one number, on the host."""
+    z = (seed + 1) * _GOLDEN % 2**64
+    z = (z ^ z >> 30) * _FIRST % 2**64
+    z = (z ^ z >> 27) * _SECOND % 2**64
+    return _signed(z ^ z >> 31)
+
+
+def _signed(z: int) -> int:
+    """The same 64 bits as a number with a sign."""
+    return z - 2**64 if z >= 2**63 else z

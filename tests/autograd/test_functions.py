@@ -11,7 +11,7 @@ from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOper
 from gpytorch_gaps import settings
 from gpytorch_gaps.autograd import bilinear
 from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient
-from gpytorch_gaps.autograd.rayleigh import frozen_eigenvalues
+from gpytorch_gaps.autograd.first_order import frozen_eigenvalues
 from gpytorch_gaps.autograd.shifted_solve import ShiftedSolve
 from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator, SelectedKroneckerOperator

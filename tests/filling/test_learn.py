@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
-from gpytorch_gaps.autograd.normal_log_prob import normal_log_prob
+from gpytorch_gaps.autograd.dense import normal_log_prob
 from gpytorch_gaps.filling.axes import describe_axes
 from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
 from gpytorch_gaps.filling.grid_values import GridValues

@@ -22,7 +22,7 @@ from gpytorch_gaps.operators import (
 )
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.logdet.gaps import gap_side_logdet
+from gpytorch_gaps.solvers.logdet.whole_grid import gap_side_logdet
 from tests import _dense as dense
 from tests._dense import data_side_logdet, solve_system
 

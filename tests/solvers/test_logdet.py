@@ -11,7 +11,7 @@ import torch
 from gpytorch_gaps import record_solves, settings
 from gpytorch_gaps.operators import FillGapsOperator
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.logdet.gaps import gap_side_logdet
+from gpytorch_gaps.solvers.logdet.whole_grid import gap_side_logdet
 from tests import _dense as dense
 from tests._covering import covering
 from tests._dense import data_side_logdet

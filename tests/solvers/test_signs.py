@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpytorch_gaps import WarmStart
-from gpytorch_gaps.solvers.signs import _mix, _mix_number, random_signs
+from gpytorch_gaps.solvers.warm_start import _mix, _mix_number, random_signs
 from tests import _standin as standin
 from tests._standin import count_transfers, to_host, to_standin
 

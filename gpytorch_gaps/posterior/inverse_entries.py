@@ -1,4 +1,6 @@
-"""The diagonal of ``A^-1``, ``A = K_XX + D``, which predictions of single observations left out are made of.
+"""Entries of ``A^-1``, ``A = K_XX + D``, from which observations that are left out are predicted.
+
+The diagonal, ``c_i = (A^-1)_ii``, has three forms:
 
 In closed form   ``c_i = (1 - v_i / D_ii) / D_ii`` with the posterior variance v_i of a kernel of low rank, where the
                  difference keeps its digits.
@@ -9,12 +11,12 @@ From draws       of w, with covariance A, and ``u = A^-1 w``, with covariance A^
                      c_i = 1 / t + E (u_i - r_i / t)^2
 
                  since u_i has covariance one with w_i and none with the others. It is positive by construction, and
-                 far better than ``E u_i^2``: what neighbours tell is known, and only the rest is estimated.
+                 far better than ``E u_i^2``: only what neighbours do not explain is estimated.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,29 +27,30 @@ from gpytorch_gaps.linalg.neighbours import correlated_rows
 from gpytorch_gaps.linalg.selection import kron_entries, unravel
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
-from gpytorch_gaps.posterior.parts import PosteriorParts, summands
-from gpytorch_gaps.posterior.variance import closed_form, quantile_of_draws, why_not_exact
+from gpytorch_gaps.posterior.parts import PosteriorParts, chunks
+from gpytorch_gaps.posterior.train_covariance import UNSQUARED_TOLERANCE, summands
+from gpytorch_gaps.posterior.variance import ASKED_FOR, closed_form, quantile_of_draws, why_not_exact
 from gpytorch_gaps.reports import VarianceReport, one_report
+from gpytorch_gaps.solvers.solve import Solved
 from gpytorch_gaps.utils.precision import full_float32
-from gpytorch_gaps.utils.progress import with_bar
 
-_NEIGHBOURS = 24
-_DIGITS = 1e-4  # relative error up to which the closed form is taken
+_NUM_NEIGHBOURS = 24  # that an observation is regressed on
+_CLOSED_FORM_ERROR = 1e-4  # relative error up to which the closed form is used
 
 
 @full_float32()
 def inverse_diagonal(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    """``diag(A^-1)`` in float64, shape (*batch, N), and a report of the variances ``1 / c_i`` that it stands for.
+    """``c = diag(A^-1)`` in float64, shape (*batch, N), and a report of the variances ``1 / c_i``.
 
-    ``settings.variance_method`` decides between solves and draws; "low_rank" is not good enough here and counts as
-    "auto".
+    ``config.variance_method`` decides between solves and draws; "low_rank" is not accurate enough here and is
+    treated as "auto".
 
-    :param parts: of the posterior at the observations themselves.
+    :param parts: parts of the posterior at the observations themselves.
     """
     started, method = time.perf_counter(), parts.config.variance_method
-    kind, samples, reason = "exact", 0, "asked for"
+    kind, samples, reason = "exact", 0, ASKED_FOR
     diagonal, error = _without_solves(parts, closed=method != "pathwise")
-    rows = (error > _DIGITS).reshape(-1, error.size(-1)).any(0).nonzero().squeeze(-1)
+    rows = (error > _CLOSED_FORM_ERROR).reshape(-1, error.size(-1)).any(0).nonzero().squeeze(-1)
     if len(rows):
         cost = None if method in ("exact", "pathwise") else why_not_exact(parts, len(rows))
         if method == "pathwise" or cost is not None:
@@ -62,7 +65,7 @@ def inverse_diagonal(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 
 
 def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor]:
-    """In closed form, and its relative error: infinite where there is none. shape: (*batch, N) each"""
+    """The closed form and its relative error, infinite where there is none. shape: (*batch, N) each"""
     noise = parts.train._diag_tensor._diagonal().double()
     found = closed_form(parts) if closed else None
     if found is None:
@@ -73,7 +76,7 @@ def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor
 
 
 def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Entries of some rows, and a bound on the relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
+    """The entries of some rows, and a bound on their relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
 
     shape: (*batch, rows) each
     """
@@ -81,16 +84,30 @@ def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
     least = train._diag_tensor._diagonal().double().amin(-1, keepdim=True)
     ratio = float((least / train._diagonal().double().amax(-1, keepdim=True)).min())
     tolerance = parts.config.tolerance
-    config = parts.expecting(len(rows), min(tolerance, math.sqrt(tolerance * ratio)))
     with one_report():
-        for some in with_bar(rows.split(parts.columns_at_once()), "observations left out", unit="chunk"):
-            columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
-            columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
-            solved = train.solve_columns(columns, config)
+        for columns, solved in _solved_units(parts, rows, min(tolerance, math.sqrt(tolerance * ratio))):
             entries = (solved.solution * (columns + solved.residual)).sum(-2)
             found.append(entries)
             errors.append(solved.residual.square().sum(-2) / (least * entries))
     return torch.cat(found, -1), torch.cat(errors, -1)
+
+
+def inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
+    """``(A^-1)_gg`` of a group g of observations, in float64, by solves. shape: (*batch, g, g)"""
+    tolerance = UNSQUARED_TOLERANCE * parts.config.tolerance
+    with one_report():
+        block = torch.cat([solved.solution[..., rows, :] for _, solved in _solved_units(parts, rows, tolerance)], -1)
+    return 0.5 * (block + block.mT)
+
+
+def _solved_units(parts: PosteriorParts, rows: Tensor, tolerance: float) -> Iterator[tuple[Tensor, Solved]]:
+    """Unit vectors ``e_i`` of some observations, and ``A^-1 e_i``, some at a time. shape: (*batch, N, q)"""
+    train, config = parts.train, parts.observed.config_for(len(rows), tolerance)
+    for chunk in chunks(len(rows), parts.columns_at_once(), "observations left out", unit="observation"):
+        some = rows[chunk]
+        columns = torch.zeros(*train.shape[:-1], len(some), dtype=torch.float64, device=train.device)
+        columns[..., some, torch.arange(len(some), device=some.device)] = 1.0
+        yield columns, train.solve_columns(columns, config)
 
 
 # -- from draws ------------------------------------------------------------------------------------------------------
@@ -98,7 +115,7 @@ def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Regressions:
-    """Regressions of every observation on its neighbours: their rows, coefficients, and the variance t that is left."""
+    """Regressions of every observation on its neighbours: rows, coefficients and residual variance t."""
 
     rows: Tensor  # shape: (N, m)
     coefficients: Tensor  # shape: (N, m)
@@ -113,31 +130,30 @@ class _Regressions:
 
 
 def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
-    """Estimates, and the relative error that 95 % of them are within. shape: (*batch, N) each"""
+    """Estimates, and the relative error that 95 % of them stay within. shape: (*batch, N) each"""
     train, regressions = parts.train, _regressions(parts.train, parts.config.memory)
     joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells, parts.config.memory)
     size = parts.columns_at_once(2 * joint.size + 8 * train.shape[:-1].numel())
     rest, missed = torch.zeros_like(regressions.left), torch.zeros_like(regressions.left[..., :1])
     noise = train._diag_tensor._diagonal().double().unsqueeze(-1)
-    with one_report(), with_bar(None, "leaving out, from samples", total=count, unit="draw") as bar:
-        for start in range(0, count, size):
-            observed, _ = joint.draw(normal_columns(joint.sizes, min(size, count - start), train))
+    with one_report():
+        for columns in chunks(count, size, "leaving out, from samples", unit="draw"):
+            observed, _ = joint.draw(normal_columns(joint.sizes, columns.stop - columns.start, train))
             observed = observed.double()
-            solved = train.solve_columns(observed, parts.expecting(count))
+            solved = train.solve_columns(observed, parts.observed.config_for(count))
             beyond = solved.solution - regressions.residuals(observed) / regressions.left.unsqueeze(-1)
             rest += beyond.square().sum(-1) / count
             missed += (solved.residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
-            bar.update(observed.size(-1))
     diagonal = 1.0 / regressions.left + rest
     share = rest / diagonal  # the part that is estimated
-    # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation has its share
+    # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation takes its share
     of_solves = 2.0 * (share * missed).sqrt() + missed + parts.config.tolerance
-    # 1 / c is what predictions take: its mean is higher by the square of the standard error
+    # predictions use 1 / c, whose mean is higher by the square of the standard error
     return diagonal / (1.0 - 2.0 / count * share.square()), quantile_of_draws(count) * share + of_solves
 
 
 def _regressions(train: LinearOperator, memory: float) -> _Regressions:
-    """On the most correlated neighbours; on none in a batch, or for kernels whose entries are not at hand."""
+    """Regressions on the most correlated neighbours; on none in a batch, or for kernels without single entries."""
     noise = train._diag_tensor._diagonal().double()
     variance = train._linear_op._diagonal().double() + noise
     nothing = torch.zeros(noise.size(-1), 0, device=noise.device)
@@ -146,8 +162,8 @@ def _regressions(train: LinearOperator, memory: float) -> _Regressions:
     first = next((op for op in terms if isinstance(op, SelectedKroneckerOperator)), None)
     if train.batch_shape or first is None or not known:
         return _Regressions(nothing.long(), nothing.double(), variance)
-    rows = correlated_rows([factor.double() for factor in first.factors], first.row_index, _NEIGHBOURS)
-    size = int(max(1, memory // (64 * _NEIGHBOURS**2)))
+    rows = correlated_rows([factor.double() for factor in first.factors], first.row_index, _NUM_NEIGHBOURS)
+    size = int(max(1, memory // (64 * _NUM_NEIGHBOURS**2)))
     chunks = [_regress(terms, noise, variance, rows, slice(i, i + size)) for i in range(0, len(rows), size)]
     coefficients, left = (torch.cat(some) for some in zip(*chunks, strict=True))
     return _Regressions(rows.clamp_min(0), coefficients, left)
@@ -156,7 +172,7 @@ def _regressions(train: LinearOperator, memory: float) -> _Regressions:
 def _regress(
     terms: Sequence[LinearOperator], noise: Tensor, variance: Tensor, neighbours: Tensor, some: slice
 ) -> tuple[Tensor, Tensor]:
-    """Coefficients and what is left of some observations; neighbours that are missing (-1) count for nothing."""
+    """Coefficients and residual variances of some observations. Missing neighbours (-1) get a coefficient of zero."""
     missing, rows = neighbours[some] < 0, neighbours[some].clamp_min(0)
     own = torch.arange(len(neighbours), device=rows.device)[some].unsqueeze(-1)
     among = _entries(terms, rows.unsqueeze(-1), rows.unsqueeze(-2))  # shape: (q, m, m)
@@ -166,7 +182,7 @@ def _regress(
     factor, failed = torch.linalg.cholesky_ex(among)
     coefficients = torch.cholesky_solve(across.unsqueeze(-1), factor).squeeze(-1)
     coefficients = coefficients.masked_fill((failed != 0).unsqueeze(-1), 0.0).nan_to_num()
-    # of these coefficients, whatever rounding has made of them
+    # the residual variance of the coefficients as they were rounded
     image = (among @ coefficients.unsqueeze(-1)).squeeze(-1)
     return coefficients, variance[some] + (coefficients * (image - 2.0 * across)).sum(-1)
 
