@@ -27,12 +27,18 @@ def logdet_from(cholesky: Tensor) -> Tensor:
     return 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def dense_logdet(matrix: Tensor, cholesky: Tensor | None = None) -> Tensor:
-    """``log|A|``, differentiable in the symmetric positive definite A. shape: (*batch, n, n) -> batch
+def dense_logdet(matrix: Tensor) -> Tensor:
+    """``log|A|``, differentiable in the symmetric positive definite A. shape: (*batch, n, n) -> batch"""
+    return _DenseLogdet.apply(matrix)
 
-    :param cholesky: the Cholesky factor of A; default: computed here.
+
+def factored_logdet(cholesky: Tensor, kernel: Tensor, noise: Tensor) -> Tensor:
+    """``log|K + D|`` from the Cholesky factor of ``K + D``, differentiable in K and in the diagonal D. shape: batch
+
+    :param kernel: K, shape (*batch, n, n). Its numbers are not used, and ``K + D`` is not formed.
+    :param noise: D, shape (*batch, 1) or (*batch, n).
     """
-    return _DenseLogdet.apply(matrix, cholesky)
+    return _FactoredLogdet.apply(cholesky, kernel, noise)
 
 
 def normal_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
@@ -42,16 +48,32 @@ def normal_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
 
 class _DenseLogdet(Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, cholesky: Tensor | None) -> Tensor:
-        cholesky = psd_safe_cholesky(matrix) if cholesky is None else cholesky
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        cholesky = psd_safe_cholesky(matrix)
         ctx.save_for_backward(cholesky)
         return logdet_from(cholesky)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         refuse_second_order()
         (cholesky,) = ctx.saved_tensors
-        return grad_outputs[0][..., None, None] * torch.cholesky_inverse(cholesky), None
+        return torch.cholesky_inverse(cholesky).mul_(grad_outputs[0][..., None, None])
+
+
+class _FactoredLogdet(Function):
+    @staticmethod
+    def forward(ctx: Any, cholesky: Tensor, kernel: Tensor, noise: Tensor) -> Tensor:
+        ctx.save_for_backward(cholesky)
+        ctx.shapes = kernel.shape, noise.shape
+        return logdet_from(cholesky)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor, Tensor]:
+        refuse_second_order()
+        (cholesky,) = ctx.saved_tensors
+        inverse = torch.cholesky_inverse(cholesky).mul_(grad_outputs[0][..., None, None])
+        of_kernel, of_noise = ctx.shapes
+        return None, inverse.sum_to_size(of_kernel), inverse.diagonal(dim1=-2, dim2=-1).sum_to_size(of_noise)
 
 
 class _NormalLogProb(Function):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpytorch_gaps.autograd.dense import dense_logdet
+from gpytorch_gaps.autograd.dense import factored_logdet
 from gpytorch_gaps.autograd.first_order import refuse_second_order
 from gpytorch_gaps.distributed.columns import Share, sum_over_ranks
 from gpytorch_gaps.reports import LogdetReport, report_solve, warn_not_converged
@@ -169,8 +169,7 @@ def log_determinant(operator: Covariance, chosen: LogdetPlan, config: SolveConfi
         return _with_the_grid(operator, system, chosen, config)
     with float64_entries():
         kernel = operator.kernel_matrix().double()
-    diagonal = operator.noise_tensor().double().expand(*kernel.shape[:-1])
-    value = dense_logdet(kernel + torch.diag_embed(diagonal), system.cholesky()).to(operator.dtype)
+    value = factored_logdet(system.cholesky(), kernel, operator.noise_tensor().double()).to(operator.dtype)
     return value, LogdetReport("exact", value.detach(), torch.zeros((), device=operator.device), 0, 0, "data side")
 
 
