@@ -24,6 +24,7 @@ from gpytorch_gaps.operators.upstream import solve_for_upstream, upstream_result
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import report_logdet, report_solve
 from gpytorch_gaps.solvers.config import SolveConfig
+from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from gpytorch_gaps.solvers.planning.costs import best_rank
 from gpytorch_gaps.solvers.solve import Solved, advice_for, solve_system
 from gpytorch_gaps.solvers.system import NoisySystem
@@ -225,8 +226,12 @@ class NoisyGridOperator(AddedDiagLinearOperator):
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         if not num_tridiag:
             return self.solve_columns(rhs).solution
-        solved = solve_for_upstream(self.system(), rhs, preconditioner, num_tridiag)
-        report_solve(solved.report, advice_for(self.system(), "ignore"))
+        system = self.system()
+        if system.row_scale is not None:  # linear_operator knows nothing of whitening
+            whole = MatrixSystem(system.original_matmul, self.size(-1), self.device, system.product_flops)
+            return upstream_result(solve_for_upstream(whole, rhs, preconditioner, num_tridiag), num_tridiag)
+        solved = solve_for_upstream(system, rhs, preconditioner, num_tridiag)
+        report_solve(solved.report, advice_for(system, "ignore"))
         return upstream_result(solved, num_tridiag)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
