@@ -147,10 +147,12 @@ class NoisySystem:
 
     def dense(self) -> Tensor:
         """The whole matrix. shape: (*batch, N, N)"""
-        matrix = torch.diag_embed(self.noise.expand(*self.noise.shape[:-1], self.num_train))
-        for term in self.terms:
-            matrix = matrix + term.block(self.train_index)
-        return matrix if self.other is None else matrix + self.other.dense()
+        blocks = [term.block(self.train_index) for term in self.terms]
+        if len(blocks) == 1 and self.other is None and blocks[0].shape[:-2] == self.noise.shape[:-1]:
+            blocks[0].diagonal(dim1=-2, dim2=-1).add_(self.noise)  # entries are copies: no second matrix is made
+            return blocks[0]
+        blocks += [] if self.other is None else [self.other.dense()]
+        return sum(blocks, torch.diag_embed(self.noise.expand(*self.noise.shape[:-1], self.num_train)))
 
     def cholesky(self) -> Tensor:
         """Cholesky factor of the whole matrix, computed once. Cost: N^3 / 3. shape: (*batch, N, N)"""
