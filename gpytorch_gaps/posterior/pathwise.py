@@ -1,8 +1,8 @@
 """Draws of a posterior by conditioning draws of the prior: ``f_* - K_*X A^-1 (f_X + e)``, ``A = K_XX + D``.
 
 With f a draw of the prior at observations and test points together and e one of the noise, this has mean zero and
-exactly the covariance ``K_** - K_*X A^-1 K_X*``: one solve a draw, whatever the number of points. Where there are more
-draws than points, ``A^-1 K_X*`` is solved for instead, a column a point, which gives the same draws.
+exactly the covariance ``K_** - K_*X A^-1 K_X*``. It takes one solve per draw, whatever the number of points. Where
+there are more draws than points, ``A^-1 K_X*`` is solved for instead, one column per point, which gives the same draws.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ def pathwise_draws(
     what: str = "samples",
     noise: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Deviations from the posterior mean, and what was explained of the draw, a few draws at a time.
+    """Deviations from the posterior mean, and the explained parts of the draws, a few draws at a time.
 
     Deviations have the posterior's covariance; the explained part, independent of them, that of the mean. The first
-    draws do not depend on how many follow, nor the function on whether noise is added to it.
+    draws do not depend on how many follow, nor draws of the function on whether noise is added.
 
     :param noise: variances of noise to add to the deviations, shape (*batch, Q).
     :return: shape (*batch, Q, n) each.

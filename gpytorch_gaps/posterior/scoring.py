@@ -208,7 +208,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
     try:
         labels = torch.as_tensor(groups, device=y.device)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"leave_out: groups: expected numbers, one label an observation: {error}") from error
+        raise ValueError(f"leave_out: groups: expected numbers, one label per observation: {error}") from error
     if labels.is_floating_point() and bool(labels.isnan().any()):
         raise ValueError("leave_out: groups: got NaN, expected a label for every observation")
     if labels.shape != y.shape[-1:]:

@@ -1,7 +1,7 @@
-"""What one training step hands to the next: solutions to start from, and probes that stay the same.
+"""What one training step passes on to the next: solutions to start from, and probes that stay the same.
 
-With probes z held fixed, ``u = A^-1 z`` moves as little as A does, so that conjugate gradients start close to their
-end; and the loss is a smooth function of the hyperparameters, not a new draw at every step. Gradients need no more
+With probes z held fixed, ``u = A^-1 z`` moves as little as A does, so that conjugate gradients start close to the
+solution, and the loss is a smooth function of the hyperparameters, not a new draw at every step. Gradients need no more
 than these solves, ``d log|A| = tr(A^-1 dA) ~ mean_j u_j' dA z_j``, but a solve from a guess gives no Lanczos matrix
 and with it no log-determinant. That is followed from step to step instead, by the trapezoidal rule along the path
 from A to B = A + dA,
@@ -35,9 +35,9 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.tensors import same_values
 
-MOVED = 0.25  # relative change of a factor or of the noise, beyond which a preconditioner is set up anew
-REDUCTION = 0.3  # of the residual that a step begins with: what is left of it is gone through in the next steps
-LONGEST_STEP = 0.05  # nats an observation: after a longer one the log-determinant is estimated afresh
+MOVED = 0.25  # relative change of a factor or of the noise, beyond which a new preconditioner is set up
+REDUCTION = 0.3  # of the residual at the start of a step; later steps remove the rest
+LONGEST_STEP = 0.05  # nats per observation; after a longer step a new log-determinant is estimated
 LOOSEST_SETTLED = 1e-2  # relative residual
 BIAS = 0.1  # of a gradient by unfinished solves, in standard deviations of the score, once hyperparameters have settled
 
@@ -53,7 +53,7 @@ class LogdetPath:
     images: Tensor  # A z, shape (N, k)
     start: Tensor  # the log-determinant where the path begins
     start_error: Tensor  # its standard error
-    followed: Tensor  # what each probe has seen it change by since, shape (k,)
+    followed: Tensor  # its change since then, estimated by each probe, shape (k,)
 
     @property
     def value(self) -> Tensor:
@@ -65,20 +65,21 @@ class LogdetPath:
         return torch.hypot(self.start_error, own)
 
     def of_all(self, share: Share) -> "LogdetPath":
-        """With what the probes of all ranks have seen, for its value and its error."""
+        """The path with the changes that the probes of all ranks estimate, for its value and its error."""
         return replace(self, followed=share.of(self.followed).to(self.followed))
 
 
 @dataclass
 class ReusedPreconditioner:
-    """A preconditioner, and what it was set up for. Close to that, it serves other hyperparameters too."""
+    """A preconditioner, and what it was set up for. It also serves hyperparameters that are close to these."""
 
     preconditioner: LowRankPreconditioner
-    key: Hashable  # the method and the rank that were asked for
+    key: Hashable  # the requested method and rank
     cells: Tensor
     parts: tuple[Tensor, ...]  # factors and noise
 
     def serves(self, key: Hashable, cells: Tensor, parts: Sequence[Tensor]) -> bool:
+        """Whether it may precondition a system on these cells with these factors and noise."""
         if key != self.key or len(parts) != len(self.parts) or not same_values(cells, self.cells):
             return False
         if any(a.shape != b.shape for a, b in zip(parts, self.parts, strict=True)):
@@ -90,17 +91,16 @@ class ReusedPreconditioner:
 class WarmStart:
     """Probes, the last solutions for them, and the last preconditioner, of every set of observations trained on.
 
-    :param num_probes: k. The gradient of the log-determinant in a direction that T effective degrees of freedom speak
-        for is off by about ``sqrt(2 / (k T))`` of its size: four serve a hundred thousand observations as well as the
+    :param num_probes: k. The relative error of the gradient of the log-determinant, in a direction with T effective
+        degrees of freedom, is about ``sqrt(2 / (k T))``: four serve a hundred thousand observations as well as the
         data themselves determine their hyperparameters.
     :param tolerance: relative residual of every solve once the hyperparameters have settled; of the original system
         whatever the method, in place of ``settings.train_tolerance``. By default it follows from the number of
-        observations and their noise, see :func:`unbiased_tolerances`. While hyperparameters still move, three tenths
-        of the residual that the last step's solutions leave are enough: what remains is gone through in the steps to
-        come.
-    :param loosest: relative residual of every solve while they move, at most.
-    :param seed: of the probes, which are signs.
-    :raises ValueError: for a number that is not of its kind or range.
+        observations and their noise, see :func:`unbiased_tolerances`. While hyperparameters still move, a solve only
+        reduces the residual of the last step's solutions to 30 %; later steps remove the rest.
+    :param loosest: largest relative residual of a solve while they move.
+    :param seed: seed of the probes, which are random signs.
+    :raises ValueError: if an argument is of the wrong type or range.
 
     >>> print(WarmStart(num_probes=2, tolerance=1e-3))
     2 probes of seed 0, to 0.001, at most 0.1
@@ -124,22 +124,23 @@ class WarmStart:
         self._preconditioners: dict[int, ReusedPreconditioner] = {}
 
     def probes(self, rows: int, like: Tensor) -> Tensor:
-        """Random signs, the same whenever asked and wherever `like` lives: made there. shape: (N, k)"""
+        """Random signs, generated on the device of `like`, the same on every call and device. shape: (N, k)"""
         return random_signs(self.seed, self.num_probes, rows, like).mT  # columns that are whole in memory
 
     def tolerance_for(self, settled: float, start: float = 0.0) -> float:
-        """The relative residual that a solve must reach which begins with one of `start`.
+        """The relative residual that a solve must reach.
 
         While hyperparameters change, each solve only reduces its initial residual to 30 %; later steps remove the rest.
 
         :param settled: relative residual once hyperparameters have settled.
+        :param start: relative residual at the start of the solve.
         """
         moving = 0.0 if self._settled else min(self.loosest, REDUCTION * start)
         return max(settled, moving)
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Has all solves go down to where hyperparameters that have settled want them, whether they move or not."""
+        """Holds all solves to the tolerance of settled hyperparameters, whether these still move or not."""
         self._settled = True
         try:
             yield
@@ -148,11 +149,11 @@ class WarmStart:
 
     @contextmanager
     def reuse_preconditioner(self, system: NoisySystem, key: Hashable) -> Iterator[None]:
-        """Preconditions a system with what was set up for one like it, if its hyperparameters are still close.
+        """Preconditions a system with the preconditioner of an earlier one, if its hyperparameters are still close.
 
-        What the system sets up itself is kept for the next.
+        A preconditioner that the system sets up itself is kept for the next one.
 
-        :param key: the method and the rank that are asked for.
+        :param key: the requested method and rank.
         """
         kept = self._preconditioners.get(system.num_train)
         if kept is not None and kept.serves(key, system.train_index, system.parts):
@@ -163,7 +164,7 @@ class WarmStart:
         finally:
             if system.last_preconditioner is not None:
                 own = copy.copy(system.last_preconditioner)
-                own.left_over = math.inf  # of another matrix, nothing is known
+                own.left_over = math.inf  # not known for another matrix
                 self._preconditioners[system.num_train] = ReusedPreconditioner(
                     own, key, system.train_index, system.parts
                 )
@@ -172,7 +173,7 @@ class WarmStart:
     def guess(self, cells: Tensor, rhs: Tensor, num_probes: int | None = None) -> Tensor | None:
         """Solutions of the last step for these observations and as many right-hand sides. shape: (N, C + k)
 
-        :param num_probes: that are here, where others have the rest.
+        :param num_probes: probes on this rank, where other ranks have the rest; default: all.
         """
         path, probes = self._path(cells), self.num_probes if num_probes is None else num_probes
         if path is None or path.solutions.size(-1) != rhs.size(-1) + probes:
@@ -182,9 +183,9 @@ class WarmStart:
     def advance(
         self, cells: Tensor, solutions: Tensor, images: Tensor, share: Share | None = None
     ) -> LogdetPath | None:
-        """The path with one more step; None where there is none, or the step is too long to be followed.
+        """The path with one more step; None where there is no path, or the step is too long.
 
-        :param share: of the probes, where others have the rest.
+        :param share: the probes of this rank, where other ranks have the rest.
         """
         path, (rows, count) = self._path(cells), images.shape
         if path is None or path.images.shape != images.shape or path.solutions.shape != solutions.shape:
@@ -201,20 +202,22 @@ class WarmStart:
         return path if path is not None and same_values(path.cells, cells) else None
 
     def keep(self, path: LogdetPath) -> None:
+        """Stores the last step of a set of observations."""
         self._paths[len(path.cells)] = path
 
     def forget(self) -> None:
-        """Starts anew: from zero, with a log-determinant estimated afresh."""
+        """Drops all solutions and preconditioners: the next step starts from zero, with a new log-determinant."""
         self._paths.clear()
         self._preconditioners.clear()
 
     # -- as plain data, for checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """All but preconditioners, which are set up anew."""
+        """All paths. Preconditioners are not saved: they are set up again."""
         return {"paths": [dict(vars(path)) for path in self._paths.values()]}
 
     def load_state_dict(self, state: dict) -> None:
+        """Restores what :meth:`state_dict` saved."""
         self._paths = {len(path["cells"]): LogdetPath(**path) for path in state["paths"]}
         self._preconditioners = {}
 
@@ -269,7 +272,7 @@ def _mix(counters: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """``z >> bits`` as of an unsigned number: torch fills in the sign, which is cut off."""
+    """``z >> bits`` of an unsigned number: torch shifts in the sign, which is masked."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
