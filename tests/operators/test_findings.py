@@ -117,3 +117,16 @@ def test_fit_does_not_go_dense_because_of_a_setting_of_the_process():
         gaps.fit(model, steps=2, progress=False)
     assert len(solves) == 2
     assert len(solves.logdets) == 2
+
+
+def test_linear_operators_own_estimate_with_noise_per_axis():
+    """It knows nothing of whitening: what it solves must be the matrix itself."""
+    shape, index = (9, 8), dense.observed("random", (9, 8))
+    noise = (0.1 + torch.rand(9, dtype=torch.float64), 0.5 + torch.rand(8, dtype=torch.float64))
+    factors = [dense.matern32(9), dense.se(8, 0.2)]
+    operator, matrix = dense.build(factors, index, noise), dense.system(factors, index, noise)
+    assert matrix.shape[-1] == len(index) < shape[0] * shape[1]
+    y = dense.randn(len(index), 1)
+    solution, lanczos = operator._solve(y, None, 1)
+    assert lanczos.shape[0] == 1
+    torch.testing.assert_close(matrix @ solution, y, rtol=0, atol=1e-5)

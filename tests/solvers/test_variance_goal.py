@@ -82,3 +82,20 @@ def test_a_cell_without_covariance_keeps_its_prior():
     found = variances(solved, cross, prior)
     assert float(found[1]) == float(prior[1])
     torch.testing.assert_close(found[[0, 2]], exact[[0, 2]], rtol=1.01e-3, atol=0)
+
+
+@pytest.mark.parametrize("zeros", ["one", "all"])
+@pytest.mark.parametrize("method", ["ignore", "cholesky"])
+def test_without_noise_a_residual_is_what_counts(method, zeros):
+    """No residual bounds a variance then: it must not be called not converged, nor lose what restarts have gained."""
+    noise = torch.zeros(1) if zeros == "all" else torch.full((len(INDEX),), 1e-2).index_fill(0, torch.tensor([3]), 0.0)
+    _, cross, prior, _ = problem(1.0, 9)
+    system = GapSystem(FACTORS, INDEX, noise.double())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = SolveConfig(method=method, rank=0, max_iterations=5000)
+        solved = solve.solve_system(system, cross, config, prior=prior)
+    assert solved.report.converged
+    assert solved.report.worst_residual < 1e-8
+    exact = prior - (cross * torch.linalg.solve(dense.system(FACTORS, INDEX, noise.double()), cross)).sum(0)
+    assert float((variances(solved, cross, prior) - exact).abs().max()) < 1e-9
