@@ -161,8 +161,8 @@ class PosteriorCovarianceOperator(LinearOperator):
 class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
     """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: the posterior covariance of new observations, with their noise.
 
-    ``likelihood(model(x)).lazy_covariance_matrix`` is one. Variances and draws are those of the posterior plus noise. It
-    is made of a :class:`PosteriorCovarianceOperator` and a diagonal operator, as any ``AddedDiagLinearOperator``.
+    ``likelihood(model(x)).lazy_covariance_matrix`` is one. Variances and draws are those of the posterior plus noise.
+    It is made of a :class:`PosteriorCovarianceOperator` and a diagonal operator, as any ``AddedDiagLinearOperator``.
 
     >>> from linear_operator.operators import DenseLinearOperator, DiagLinearOperator
     >>> prior, cross, train = (DenseLinearOperator(torch.tensor([[value]])) for value in (1.0, 1.0, 2.0))
