@@ -42,7 +42,7 @@ def series():
 
 def test_a_series_takes_one_dense_factor_and_no_eigen_decomposition(monkeypatch, counted):
     monkeypatch.setattr(predict, "_MAX_DENSE", 40)  # so that a dense solve has to be chosen
-    monkeypatch.setattr(_posterior_parts, "_CACHE", 10 * PLACES)  # and points are predicted ten at a time
+    monkeypatch.setattr(_posterior_parts, "_CPU_CACHE_NUMBERS", 10 * PLACES)  # and points are predicted ten at a time
     prediction = in_memory.Prediction
 
     def after_training(*args):
@@ -92,7 +92,7 @@ def test_a_sum_along_a_series_takes_one_dense_factor_and_no_eigen_decomposition(
 
 
 def test_exact_variances_in_many_chunks_take_one_factor(monkeypatch, counted):
-    monkeypatch.setattr(_posterior_parts, "_CACHE", 5 * 144)
+    monkeypatch.setattr(_posterior_parts, "_CPU_CACHE_NUMBERS", 5 * 144)
     ours = model().eval()
     with torch.no_grad(), linear_operator.settings.max_cholesky_size(200), gaps.record_solves() as solves:
         found = ours(ours.grid.points()).variance
