@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test quick check docs demo fuzz compare clean
+.PHONY: test quick check docs demo notebooks fuzz compare clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed: make PYTHON=python3.11")'
@@ -40,6 +40,10 @@ demo: .venv/demo
 .venv/demo: pyproject.toml constraints.txt
 	test -e .venv/installed || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[plot]"; }
 	touch $@
+
+# every notebook from a clean kernel, on something small
+notebooks: .venv/installed
+	$(BIN)/python -m pytest -m "benchmark or not benchmark" tests/test_notebooks.py
 
 fuzz: .venv/installed
 	$(BIN)/python -m pytest -m benchmark tests/test_fuzz.py tests/test_certificate.py

@@ -12,6 +12,10 @@ from notebooks.execute import executed, main  # noqa: E402
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LONG = {"climate"}  # half a minute: run by `make notebooks`; tests/benchmarks/test_climate.py has its parts
+EXECUTED = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.benchmark] if path.stem in LONG else []) for path in NOTEBOOKS
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +35,9 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXECUTED)
 def test_notebook_runs(path):
-    notebook = executed(path, timeout=300)  # a cell that fails raises
+    notebook = executed(path, timeout=3000)  # a cell that fails raises
     kinds = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
     assert "image/png" in kinds
 
