@@ -10,9 +10,10 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
-# Two workers of one thread each: on two cores, more threads would wait for each other. `worksteal` keeps both busy.
+# One thread a worker: on two cores, more would wait for each other. The third worker uses the time in which others wait
+# for processes that their tests have started; `worksteal` keeps all of them busy.
 # Bytecode is kept, whatever the environment says: the tests start many processes.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # mypy and mkdocs use one core each
 test: .venv/installed
