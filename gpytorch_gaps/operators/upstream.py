@@ -13,9 +13,9 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import warn_not_converged
-from gpytorch_gaps.solvers.formulations.ignore import Preconditioner
 from gpytorch_gaps.solvers.krylov import on_device
 from gpytorch_gaps.solvers.matrix_system import GivenPreconditioner, MatrixSystem
+from gpytorch_gaps.solvers.refine import Preconditioner
 from gpytorch_gaps.solvers.solve import Solved, padded, solve_with_lanczos
 from gpytorch_gaps.solvers.system import NoisySystem
 

@@ -13,7 +13,9 @@ accurate it must be. In both cases the same formulation starts again on what is 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +27,25 @@ from gpytorch_gaps.solvers.system import NoisySystem
 _MAX_PASSES = 12
 _MAX_RESTARTS = 3
 _WORTH_RESTART = 0.1  # relative residual from which solving once more should get further
+
+
+class Preconditioner(Protocol):
+    """What conjugate gradients ask of a preconditioner."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of applying it to one column."""
+
+    @property
+    def left_over(self) -> float:
+        """A bound on what it leaves of the matrix, over the noise: below a tolerance, it is the matrix."""
+
+    @property
+    def solve(self) -> Callable[[Tensor], Tensor]:
+        """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
 
 
 class Formulation(ABC):
@@ -53,6 +74,7 @@ class Formulation(ABC):
         self.system, self.rhs, self.goal, self.patience = system, rhs, goal, patience
         self.flops = 0.0
         self.num_columns = rhs.shape[:-2].numel() * rhs.size(-1)
+        self._preconditioner: Preconditioner | None = None
         self.keeps_lanczos = False
         self.lanczos: Tensor | None = None  # of the first correction, if it is kept. shape: (*batch, C, k, k)
 
@@ -78,11 +100,11 @@ class Formulation(ABC):
 
     def preconditioner(self, dtype: torch.dtype) -> Closure | None:
         """What conjugate gradients are preconditioned with."""
-        return None
+        return None if self._preconditioner is None else self._preconditioner.solve
 
     @property
     def preconditioner_flops(self) -> float:
-        return 0.0
+        return 0.0 if self._preconditioner is None else self._preconditioner.flops
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
         """A solution for `residual` that needs no conjugate gradients, and the iterations it counts as."""

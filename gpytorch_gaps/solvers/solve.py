@@ -9,13 +9,13 @@ from torch import Tensor
 from gpytorch_gaps.reports import SolveReport, report_solve
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.formulations.fill import FillGaps
-from gpytorch_gaps.solvers.formulations.ignore import IgnoreGaps, Preconditioner
+from gpytorch_gaps.solvers.formulations.ignore import IgnoreGaps
 from gpytorch_gaps.solvers.formulations.penalize import PenalizeGaps
 from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal, certified_error
 from gpytorch_gaps.solvers.planning.plans import Plan, Task, plan
-from gpytorch_gaps.solvers.refine import Formulation, Refined, refine
+from gpytorch_gaps.solvers.refine import Formulation, Preconditioner, Refined, refine
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized

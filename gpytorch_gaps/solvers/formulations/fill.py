@@ -13,7 +13,6 @@ from torch import Tensor
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.krylov import Closure
 from gpytorch_gaps.solvers.refine import Formulation
 
 
@@ -33,7 +32,6 @@ class FillGaps(Formulation):
         self.matmul_flops = 2.0 * system.rotation_flops
         self._rank, self.is_direct = rank, direct
         self._observed = spread_cells(rhs, system.train_index, system.num_cells)
-        self._preconditioner = None
         if direct:
             size = len(system.gap_index)
             is_new = not system.is_cached("gap cholesky")
@@ -68,13 +66,6 @@ class FillGaps(Formulation):
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.system.gap_matmul(x)
-
-    def preconditioner(self, dtype: torch.dtype) -> Closure | None:
-        return None if self._preconditioner is None else self._preconditioner.solve
-
-    @property
-    def preconditioner_flops(self) -> float:
-        return 0.0 if self._preconditioner is None else self._preconditioner.flops
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
         return (torch.cholesky_solve(residual, self.system.gap_cholesky()), 0) if self.is_direct else None

@@ -1,34 +1,13 @@
 """Ignore the gaps: ``W (K + s2 I) W' a = y`` by conjugate gradients of size N, preconditioned or not, or directly."""
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.solvers.goal import Goal
-from gpytorch_gaps.solvers.krylov import Closure
-from gpytorch_gaps.solvers.refine import Formulation
+from gpytorch_gaps.solvers.refine import Formulation, Preconditioner
 from gpytorch_gaps.solvers.system import NoisySystem
-
-
-class Preconditioner(Protocol):
-    """What conjugate gradients ask of a preconditioner."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def flops(self) -> float:
-        """FLOPs of applying it to one column."""
-
-    @property
-    def left_over(self) -> float:
-        """A bound on what it leaves of the matrix, over the noise: below a tolerance, it is the matrix."""
-
-    @property
-    def solve(self) -> Callable[[Tensor], Tensor]:
-        """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
 
 
 class IgnoreGaps(Formulation):
@@ -77,13 +56,6 @@ class IgnoreGaps(Formulation):
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.system.matmul(x)
-
-    def preconditioner(self, dtype: torch.dtype) -> Closure | None:
-        return None if self._preconditioner is None else self._preconditioner.solve
-
-    @property
-    def preconditioner_flops(self) -> float:
-        return 0.0 if self._preconditioner is None else self._preconditioner.flops
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
         if self.is_direct:
