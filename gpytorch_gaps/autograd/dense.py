@@ -27,6 +27,15 @@ def logdet_from(cholesky: Tensor) -> Tensor:
     return 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
+def solve_from(cholesky: Tensor, x: Tensor) -> Tensor:
+    """``A^-1 x`` from the Cholesky factor of A. shape: (*batch, n, C)
+
+    ``torch.cholesky_solve`` does the same, and copies the factor first, which takes as long as a few columns.
+    """
+    half = torch.linalg.solve_triangular(cholesky, x, upper=False)
+    return torch.linalg.solve_triangular(cholesky.mT, half, upper=True)
+
+
 def dense_logdet(matrix: Tensor) -> Tensor:
     """``log|A|``, differentiable in the symmetric positive definite A. shape: (*batch, n, n) -> batch"""
     return _DenseLogdet.apply(matrix)

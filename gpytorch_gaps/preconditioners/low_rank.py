@@ -30,7 +30,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.autograd.dense import dense_logdet, logdet_from
+from gpytorch_gaps.autograd.dense import dense_logdet, logdet_from, solve_from
 from gpytorch_gaps.linalg.gram import masked_gram
 from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul
 from gpytorch_gaps.linalg.selection import product_at, ravel, select_cells, spread_cells, unravel
@@ -167,7 +167,7 @@ class LowRankPreconditioner:
         inner = scale * self.project(scaled)
         if self.root is not None:
             inner = torch.cat(same_batch(inner, self.root.mT @ scaled), -2)
-        inner = self._core_solve(inner)
+        inner = solve_from(self._cholesky, inner)
         image = self.expand(scale * inner[..., : self._leading, :])
         if self.root is not None:
             image = image + self.root @ inner[..., self._leading :, :]
@@ -192,17 +192,9 @@ class LowRankPreconditioner:
         scale = self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1)
         scaled = x * weights
         grid = kron_matmul(transposed, spread_cells(scaled, self.index, self.num_cells))
-        inner = scale * self._core_solve(scale * select_cells(grid, self.basis_index).double())
+        inner = scale * solve_from(self._cholesky, scale * select_cells(grid, self.basis_index).double())
         basis = spread_cells(inner.float(), self.basis_index, math.prod(self._basis_shape))
         return scaled - weights * select_cells(kron_matmul(vectors, basis), self.index)
-
-    def _core_solve(self, x: Tensor) -> Tensor:
-        """``(I + B G B)^-1 x``. shape: (*batch, p + r, C)
-
-        ``cholesky_solve`` does the same, and copies the factor first, which takes far longer.
-        """
-        half = torch.linalg.solve_triangular(self._cholesky, x, upper=False)
-        return torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True)
 
     def matmul(self, x: Tensor) -> Tensor:
         """``P x``, in the precision of x. shape: (*batch, N, C)"""

@@ -7,9 +7,9 @@ to ``|K| / s2``. So its own residual ``r_Z = -V A^-1 (W' y_X + V' y_Z)`` is refi
 stops on the original one.
 """
 
-import torch
 from torch import Tensor
 
+from gpytorch_gaps.autograd.dense import solve_from
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal
@@ -68,7 +68,7 @@ class FillGaps(Formulation):
         return self.system.gap_matmul(x)
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
-        return (torch.cholesky_solve(residual, self.system.gap_cholesky()), 0) if self.is_direct else None
+        return (solve_from(self.system.gap_cholesky(), residual), 0) if self.is_direct else None
 
     def again(self, rhs: Tensor, goal: Goal) -> "FillGaps":
         return FillGaps(self.system, rhs, goal, rank=self._rank, direct=self.is_direct)

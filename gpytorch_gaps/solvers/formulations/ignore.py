@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.autograd.dense import solve_from
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.refine import Formulation, Preconditioner
 from gpytorch_gaps.solvers.system import NoisySystem
@@ -59,7 +60,7 @@ class IgnoreGaps(Formulation):
 
     def direct_solution(self, residual: Tensor) -> tuple[Tensor, int] | None:
         if self.is_direct:
-            return torch.cholesky_solve(residual, self.system.cholesky()), 0
+            return solve_from(self.system.cholesky(), residual), 0
         if self._preconditioner is None or self._preconditioner.left_over > self.goal.reduction:
             return None
         # the preconditioner is the matrix to this tolerance; the residual, computed next, will show it
