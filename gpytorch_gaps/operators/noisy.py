@@ -226,12 +226,11 @@ class NoisyGridOperator(AddedDiagLinearOperator):
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
         if not num_tridiag:
             return self.solve_columns(rhs).solution
-        system = self.system()
-        if system.row_scale is not None:  # linear_operator knows nothing of whitening
-            whole = MatrixSystem(system.original_matmul, self.size(-1), self.device, system.product_flops)
-            return upstream_result(solve_for_upstream(whole, rhs, preconditioner, num_tridiag), num_tridiag)
+        own = system = self.system()
+        if own.row_scale is not None:  # linear_operator knows nothing of whitening
+            system = MatrixSystem(own.original_matmul, self.size(-1), self.device, own.product_flops)
         solved = solve_for_upstream(system, rhs, preconditioner, num_tridiag)
-        report_solve(solved.report, advice_for(system, "ignore"))
+        report_solve(solved.report, advice_for(own, "ignore"))
         return upstream_result(solved, num_tridiag)
 
     def _preconditioner(self) -> tuple[Callable | None, LinearOperator | None, Tensor | None]:
