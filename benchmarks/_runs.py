@@ -37,6 +37,7 @@ from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import spread_cells
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.preconditioning import eigen_preconditioner
 from gpytorch_gaps.solvers.solve import solve_system
 
 MAX_RANK = 5000  # of the preconditioner, the paper's p
@@ -298,7 +299,7 @@ def set_up(system: GapSystem, case: Case) -> int | None:
     level = case.problem.tolerance * case.problem.noise
     leading, _ = leading_products(system.eigen().values, rank)
     rank = min(max(1, int((leading > level).sum())), system.num_train)
-    system.preconditioner((rank,))
+    eigen_preconditioner(system, (rank,))
     return rank
 
 

@@ -72,6 +72,8 @@ class SolveReport:
     column. Infinite without noise, and where the system is not a noisy covariance."""
     std_tolerance: float | None = None
     """The largest `error_in_std` that counts as converged; None where none was asked for."""
+    num_neighbours: int = 0
+    """Of each observation, where the preconditioner is a sparse inverse Cholesky factor."""
 
     @property
     def worst_residual(self) -> float:
@@ -83,6 +85,7 @@ class SolveReport:
     def __str__(self) -> str:
         state = "converged" if self.converged else "NOT CONVERGED"
         rank = f", rank {self.rank}" if self.rank else ""
+        rank = f", {self.num_neighbours} neighbours" if self.num_neighbours else rank
         why = f" ({self.reason})" if self.reason else ""
         why = f" in {self.parts} parts{why}" if self.parts > 1 else why
         why = why if math.isinf(self.expected_seconds) else f" ({self.expected_seconds:.2g} s expected){why}"

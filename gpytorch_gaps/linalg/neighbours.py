@@ -1,7 +1,7 @@
 """For each observed cell, the observed cells most correlated with it, under a Kronecker product.
 
 ``corr(x, x') = prod_i corr_i(x_i, x'_i)``. On every axis, the levels are sorted by their correlation with each level.
-Combinations of the first places in these orders are then looked up, the most correlated first. Only covariances are
+Combinations of the first places in these orders are then looked up, the most correlated first. Only correlations are
 used, so levels may be labels.
 
 >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
@@ -13,55 +13,168 @@ tensor([[1, 2],
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.linalg.products import kron_diagonal
-from gpytorch_gaps.linalg.selection import ravel, unravel
+from gpytorch_gaps.linalg.selection import kron_entries, unravel
 
-_CANDIDATES_PER_NEIGHBOUR = 4  # cells that are looked up for each neighbour wanted: some are gaps
+_CANDIDATES_PER_NEIGHBOUR = (4, 16, 64)  # cells that are looked up for each neighbour wanted, round by round
 _MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
-_CHUNK_NUMBERS = 2**22  # numbers in memory at a time: 32 MiB of int64
+_CHUNK_NUMBERS = 2**20  # numbers in memory at a time: 8 MiB of int64, about what a cache holds
+_COMPARED_WITH_ALL = 2048  # first rows of an ordering, which are compared with every earlier row
+
+
+def correlations(factors: Sequence[Tensor]) -> list[Tensor]:
+    """``|corr_i|`` of the levels of every axis, one on the diagonal. shape: (m_i, m_i) each"""
+    return [_correlation(factor) for factor in factors]
+
+
+def _correlation(factor: Tensor) -> Tensor:
+    size = factor.diagonal().clamp_min(0.0).sqrt()
+    scale = torch.where(size > 0, 1.0 / size, 0.0)
+    return (factor * scale.unsqueeze(-1) * scale).abs().clamp_max(1.0).fill_diagonal_(1.0)
 
 
 def correlated_rows(factors: Sequence[Tensor], index: Tensor, count: int) -> Tensor:
     """For each observation, the rows of up to `count` others, the most correlated first.
 
-    :param factors: K_i, shape (m_i, m_i) each.
+    :param factors: K_i, or their correlations, shape (m_i, m_i) each.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
     :param count: number of neighbours.
     :return: rows, -1 where fewer neighbours are found among the cells looked up, shape (N, count).
     """
-    shape = tuple(factor.size(-1) for factor in factors)
-    most = max(2, int(_MAX_COMBINATIONS ** (1.0 / len(shape))))
-    ordered = [_by_correlation(factor, most) for factor in factors]
-    widths = tuple(levels.size(-1) for levels, _ in ordered)
-    typical = kron_diagonal([correlation for _, correlation in ordered])
-    num_candidates = min(_CANDIDATES_PER_NEIGHBOUR * count, math.prod(widths) - 1)
-    best = typical[1:].topk(num_candidates).indices + 1  # 0 is the cell itself
-    places = unravel(best, widths)
-    row_of = torch.full((math.prod(shape),), -1, dtype=torch.long, device=index.device)
-    row_of[index] = torch.arange(len(index), device=index.device)
+    search = _Search.of([_correlation(factor) for factor in factors], index)
+    rows = torch.arange(len(index), device=index.device)
+    return search.nearest(rows, torch.full_like(rows, len(index)), count)
+
+
+def earlier_rows(
+    corr: Sequence[Tensor], index: Tensor, generation: Sequence[Tensor], rank: Tensor, count: int
+) -> Tensor:
+    """For each observation, the rows of up to `count` observations that come earlier in an ordering.
+
+    :param corr: ``|corr_i|`` of every axis, shape (m_i, m_i) each.
+    :param generation: of every level, shape (m_i,) each: see :mod:`gpytorch_gaps.linalg.ordering`. The neighbours of an
+        observation are looked for on the sub-grid of the generations that are not later than its own.
+    :param rank: place of each observation in the ordering, shape (N,).
+    :return: rows, -1 where fewer are found, shape (N, count).
+    """
+    search = _Search.of(corr, index, rank)
     result = torch.full((len(index), count), -1, dtype=torch.long, device=index.device)
-    size = max(1, _CHUNK_NUMBERS // max(1, len(best)))
-    for start in range(0, len(index), size):
-        own = unravel(index[start : start + size], shape)
-        sides = zip(ordered, own, places, strict=True)
-        cells = ravel(tuple(levels[level][:, place] for (levels, _), level, place in sides), shape)
-        rows = row_of[cells]  # shape: (q, cells looked up)
-        first = (rows < 0).to(torch.int8).sort(dim=-1, stable=True).indices[:, :count]
-        result[start : start + size, : first.size(-1)] = rows.gather(-1, first)
+    order = rank.argsort()
+    first = order[:_COMPARED_WITH_ALL]
+    result[first] = search.nearest_of_all(first, count)
+    if len(order) <= len(first):
+        return result
+    levels = unravel(index, search.shape)
+    own = torch.stack([values[level] for values, level in zip(generation, levels, strict=True)]).amax(0)
+    rest = torch.ones_like(rank, dtype=torch.bool).index_fill_(0, first, False)
+    for value in torch.unique(own[rest]).tolist():
+        rows = (rest & (own == value)).nonzero().squeeze(-1)
+        kept = [(values <= value).nonzero().squeeze(-1) for values in generation]
+        result[rows] = search.on_subgrid(kept).nearest(rows, rank[rows], count)
     return result
 
 
-def _by_correlation(factor: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """For each level, the levels sorted by correlation, itself first; and the mean correlation at each place.
+@dataclass(frozen=True)
+class _Search:
+    """A look-up of the most correlated cells of a grid, or of a sub-grid of it.
 
-    shape: (m, w) and (w,), w at most `most`
+    :param corr: ``|corr_i|`` of every axis.
+    :param index: flat cell of each row.
+    :param rank: of each row; a neighbour must have a lower one than is asked for.
+    :param row_of: row of each cell, -1 for gaps; of rows that share a cell, the first in rank.
+    :param kept: the levels of the sub-grid on each axis.
     """
-    size = factor.diagonal().clamp_min(0.0).sqrt()
-    scale = torch.where(size > 0, 1.0 / size, 0.0)
-    correlation = (factor * scale.unsqueeze(-1) * scale).abs().fill_diagonal_(2.0)  # above all others
-    values, levels = correlation.topk(min(most, factor.size(-1)), dim=-1)
-    return levels, values.clamp_max(1.0).mean(-2)
+
+    corr: Sequence[Tensor]
+    index: Tensor
+    rank: Tensor
+    row_of: Tensor
+    kept: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, corr: Sequence[Tensor], index: Tensor, rank: Tensor | None = None) -> "_Search":
+        rank = torch.arange(len(index), device=index.device) if rank is None else rank
+        num_cells = math.prod(matrix.size(-1) for matrix in corr)
+        first = torch.full((num_cells,), len(index), dtype=torch.long, device=index.device)
+        first = first.scatter_reduce(0, index, rank, "amin")
+        row_of = torch.full_like(first, -1)
+        is_first = rank == first[index]
+        rows = torch.arange(len(index), device=index.device)
+        row_of = row_of.scatter_reduce(0, index, torch.where(is_first, rows, -1), "amax")
+        kept = [torch.arange(matrix.size(-1), device=index.device) for matrix in corr]
+        return cls(corr, index, rank, row_of, kept)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(matrix.size(-1) for matrix in self.corr)
+
+    def on_subgrid(self, kept: Sequence[Tensor]) -> "_Search":
+        return _Search(self.corr, self.index, self.rank, self.row_of, kept)
+
+    def nearest_of_all(self, rows: Tensor, count: int) -> Tensor:
+        """Of the rows that are given in order, the most correlated among those before. shape: (q,) -> (q, count)"""
+        levels = unravel(self.index[rows], self.shape)
+        pairs = kron_entries(self.corr, [level.unsqueeze(-1) for level in levels], levels)
+        place = torch.arange(len(rows), device=rows.device)
+        earlier = torch.where(place < place.unsqueeze(-1), pairs, -1.0)
+        values, places = earlier.topk(min(count, len(rows)), dim=-1)
+        result = torch.full((len(rows), count), -1, dtype=torch.long, device=rows.device)
+        result[:, : places.size(-1)] = torch.where(values >= 0, rows[places], -1)
+        return result
+
+    def nearest(self, rows: Tensor, below: Tensor, count: int) -> Tensor:
+        """The most correlated observed cells of the sub-grid whose rank is below a given one.
+
+        :param rows: whose neighbours are looked for, shape (q,).
+        :param below: rank that a neighbour must be below, shape (q,).
+        :return: rows, -1 where fewer are found, shape (q, count).
+        """
+        tables, typical = self._tables()
+        best = typical.topk(min(_CANDIDATES_PER_NEIGHBOUR[-1] * count, len(typical))).indices
+        places = unravel(best, [table.size(-1) for table in tables])
+        result = torch.full((len(rows), count), -1, dtype=torch.long, device=rows.device)
+        todo = torch.arange(len(rows), device=rows.device)
+        for per_neighbour in _CANDIDATES_PER_NEIGHBOUR:
+            width = min(per_neighbour * count, len(best))
+            for part in todo.split(max(1, _CHUNK_NUMBERS // width)):
+                own = [place[:width] for place in places]
+                result[part] = self._look_up(rows[part], below[part], count, tables, own)
+            todo = todo[result[todo, -1] < 0]
+            if width == len(best) or not len(todo):
+                break
+        return result
+
+    def _tables(self) -> tuple[list[Tensor], Tensor]:
+        """Per axis: for every level, what the levels most correlated with it add to the number of a cell.
+
+        And the typical correlation of each combination of places. shape: (m_i, w_i) each, and (prod w_i,)
+        """
+        most = max(2, int(_MAX_COMBINATIONS ** (1.0 / len(self.shape))))
+        tables, means = [], []
+        for axis, (matrix, kept) in enumerate(zip(self.corr, self.kept, strict=True)):
+            values, places = matrix[kept][:, kept].topk(min(most, len(kept)), dim=-1)
+            stride = math.prod(self.shape[axis + 1 :])
+            table = torch.zeros(matrix.size(-1), values.size(-1), dtype=torch.long, device=kept.device)
+            tables.append(table.index_copy_(0, kept, kept[places] * stride))
+            means.append(values.mean(-2))
+        return tables, kron_diagonal(means)
+
+    def _look_up(
+        self, rows: Tensor, below: Tensor, count: int, tables: Sequence[Tensor], places: Sequence[Tensor]
+    ) -> Tensor:
+        """The first `count` candidates that are observed and come before. shape: (q,) -> (q, count)"""
+        cells = torch.zeros((), dtype=torch.long, device=rows.device)
+        for table, level, place in zip(tables, unravel(self.index[rows], self.shape), places, strict=True):
+            cells = cells + table[level].index_select(-1, place)
+        found = self.row_of[cells]  # shape: (q, candidates)
+        fits = (found >= 0) & (self.rank[found] < below.unsqueeze(-1)) & (found != rows.unsqueeze(-1))
+        number = fits.cumsum(-1)
+        # those beyond `count`, and all that do not fit, go to a last column that is dropped
+        target = torch.where(fits & (number <= count), number - 1, count)
+        result = torch.full((len(rows), count + 1), -1, dtype=torch.long, device=rows.device)
+        return result.scatter_(-1, target, found)[:, :count]

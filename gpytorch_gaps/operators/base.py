@@ -171,3 +171,14 @@ def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> T
     if value.dtype != dtype or value.device != device:
         raise ValueError(f"{name}: noise: is {value.dtype} on {value.device}, the factors {dtype} on {device}")
     return value
+
+
+def entries_of(operator: LinearOperator, rows: Tensor, columns: Tensor) -> Tensor:
+    """Some entries of an operator, for positions that broadcast. Differentiable. shape: (*batch, *positions)"""
+    rows, columns = torch.broadcast_tensors(rows, columns)
+    dims = len(operator.batch_shape) + rows.dim()
+    batch = [
+        torch.arange(size, device=rows.device).view(-1, *[1] * (dims - 1 - dim))
+        for dim, size in enumerate(operator.batch_shape)
+    ]
+    return operator._get_indices(rows, columns, *batch)

@@ -6,8 +6,10 @@ With ``a = A^-1 y``, probes z of covariance P, ``u = A^-1 z`` and ``w = P^-1 z``
     log|A|     =  log|P| + log|P^-1 A|                   gradient: that of log|P| - mean w'P w + mean u'A w
 
 The quadratic form is stationary in a: an error of a enters squared. ``log|P|`` is exact, and only the small rest is
-estimated: by Lanczos for the value, by probes for the gradient, in which w'P w is a control variate. Data and probes
-are solved for together, in one run of conjugate gradients.
+estimated: by Lanczos for the value, by probes for the gradient, in which w'P w is a control variate. For the neighbours
+preconditioner ``d log|P| = tr(P^-1 dA)``, so that the control variate is w'A w: the gradient is that of
+``tr(P^-1 A) + mean (u - w)'A w``, with P^-1, u and w as constants. Data and probes are solved for together, in one run
+of conjugate gradients.
 """
 
 from dataclasses import replace
@@ -20,6 +22,8 @@ from torch.autograd import Function
 from gpytorch_gaps.autograd.dense import factored_logdet
 from gpytorch_gaps.autograd.first_order import refuse_second_order
 from gpytorch_gaps.distributed.columns import Share, sum_over_ranks
+from gpytorch_gaps.operators.traces import trace_gradient
+from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve, warn_not_converged
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
@@ -31,8 +35,9 @@ from gpytorch_gaps.solvers.logdet.whole_grid import (
     nystrom_logdet,
 )
 from gpytorch_gaps.solvers.matrix_system import MatrixSystem
-from gpytorch_gaps.solvers.planning.costs import best_rank
-from gpytorch_gaps.solvers.planning.logdet import LogdetPlan
+from gpytorch_gaps.solvers.planning.logdet import LogdetPlan, data_preconditioner
+from gpytorch_gaps.solvers.preconditioning import Choice, Eigen, eigenvalues_kept
+from gpytorch_gaps.solvers.preconditioning import preconditioner as make_preconditioner
 from gpytorch_gaps.solvers.solve import ADVICE, advice_for, solve_system, solve_with_lanczos
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.precision import float64_entries, full_float32
@@ -79,6 +84,7 @@ class LikelihoodTerms(Function):
     def forward(
         ctx: Any,
         representation_tree: Any,
+        traced: NeighbourPreconditioner | None,
         rhs: Tensor,
         solution: Tensor,
         quad: Tensor,
@@ -88,10 +94,11 @@ class LikelihoodTerms(Function):
         *matrix_args: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """:param left: u / k and :param right: w, whose ``sum u'A w`` has the gradient of the log-determinant.
+        :param traced: P where the gradient is that of ``tr(P^-1 A) + sum u'A w``.
 
         shape: (*batch, N, C) and (*batch, N, k) -> (*batch, C) and batch
         """
-        ctx.representation_tree = representation_tree
+        ctx.representation_tree, ctx.traced = representation_tree, traced
         ctx.save_for_backward(solution, left, right, *matrix_args)
         return quad.clone(), logdet.clone()
 
@@ -102,12 +109,20 @@ class LikelihoodTerms(Function):
         solution, left, right, *matrix_args = ctx.saved_tensors
         weighted = solution * grad_outputs[0].unsqueeze(-2)
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
-        if any(ctx.needs_input_grad[7:]):
+        if any(ctx.needs_input_grad[8:]):
             # columns that are whole in memory
             lefts = torch.cat([-weighted.mT, left.mT * grad_outputs[1][..., None, None]], -2).mT
             rights = torch.cat([solution.mT, right.mT], -2).mT
             arg_grads = ctx.representation_tree(*matrix_args)._bilinear_derivative(lefts, rights)
-        return None, 2.0 * weighted, None, None, None, None, None, *arg_grads
+            if ctx.traced is not None:
+                traces = trace_gradient(ctx.representation_tree, matrix_args, ctx.traced, grad_outputs[1])
+                arg_grads = tuple(map(_added, arg_grads, traces))
+        return None, None, 2.0 * weighted, None, None, None, None, None, *arg_grads
+
+
+def _added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, each of which may be missing."""
+    return second if first is None else first if second is None else first + second
 
 
 def apply_terms(
@@ -118,10 +133,11 @@ def apply_terms(
     left: Tensor,
     right: Tensor,
     logdet: Tensor,
+    traced: NeighbourPreconditioner | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:class:`LikelihoodTerms` of an operator, in its precision."""
     numbers = [tensor.to(operator.dtype) for tensor in (rhs, solution, quad, left, right, logdet)]
-    return LikelihoodTerms.apply(operator.representation_tree(), *numbers, *operator.representation())
+    return LikelihoodTerms.apply(operator.representation_tree(), traced, *numbers, *operator.representation())
 
 
 def quadratic_form(operator: Covariance, rhs: Tensor, config: SolveConfig) -> Tensor:
@@ -193,8 +209,9 @@ def _with_the_grid(
 def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -> tuple[Tensor, Tensor, LogdetReport]:
     """Data and probes in one run of conjugate gradients; of several processes, one has the data, all have probes."""
     system, share = operator.system(), Share(config.communicator, config.num_probes)
-    ranks = preconditioner_ranks(operator, config)
-    preconditioner = system.preconditioner(ranks) if ranks else None
+    choice = data_preconditioner(system, config)
+    preconditioner = None if choice is None else make_preconditioner(system, choice)
+    traced = preconditioner if isinstance(preconditioner, NeighbourPreconditioner) else None
     own_rhs = rhs if share.has_data else rhs[..., :0]
     probes = draw_probes(
         preconditioner, operator.size(-1), operator.batch_shape, share.num_probes, rhs, config.repeat_probes
@@ -206,18 +223,22 @@ def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -
         reason = f"with {count} probes for the log-determinant"
         report_solve(replace(solved.report, reason=reason), advice_for(system, "ignore"))
         assert solved.lanczos is not None
-        estimates = log_quadrature(solved.lanczos[..., :count, :, :], operator.size(-1)).movedim(-1, 0)
+        # the matrix that the neighbours leave has ones on its diagonal
+        lanczos, centred = solved.lanczos[..., :count, :, :], traced is not None
+        estimates = log_quadrature(lanczos, operator.size(-1), centred).movedim(-1, 0)
         iterations = solved.report.iterations
         partners = probes if preconditioner is None else preconditioner.solve(probes)
-        exact = _preconditioner_terms(operator, ranks, partners)
+        exact = _preconditioner_terms(operator, choice, partners)
+        differences = solved.solution[..., :count] if traced is None else solved.solution[..., :count] - partners
         own_quad, value = apply_terms(
             operator,
             own_rhs,
             solved.solution[..., count:],
             stationary_form(solved.solution[..., count:], own_rhs, solved.residual[..., count:]),
-            solved.solution[..., :count] / count,
+            differences / count,
             partners,
             estimates.mean(0),
+            traced,
         )
         value = value + exact
         quad = own_quad if share.has_data else quad
@@ -232,25 +253,16 @@ def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -
     return quad, value, report
 
 
-def preconditioner_ranks(operator: Covariance, config: SolveConfig) -> tuple[int, ...]:
-    """How many eigenvectors each term gives to the preconditioner of a log-determinant; empty for none."""
-    system = operator.system()
-    if config.rank == 0 or not system.least_noise > 0:
-        return ()
-    # probes and data are solved for together
-    chosen = best_rank(system, config.num_probes + 1, config.train_tolerance, config.rank)
-    return chosen.ranks
-
-
-def _preconditioner_terms(operator: Covariance, ranks: tuple[int, ...], partners: Tensor) -> Tensor | float:
-    """``log|P|``, with the gradient of ``log|P| - mean w'P w``. shape: batch"""
-    if not ranks:
+def _preconditioner_terms(operator: Covariance, choice: Choice | None, partners: Tensor) -> Tensor | float:
+    """``log|P|``; for eigenvectors with the gradient of ``log|P| - mean w'P w``. shape: batch"""
+    if choice is None:
         return 0.0
     system = operator.system()
-    preconditioner = system.preconditioner(ranks)
-    if not (torch.is_grad_enabled() and operator.requires_grad):
+    preconditioner = make_preconditioner(system, choice)
+    differentiable = torch.is_grad_enabled() and operator.requires_grad
+    if not (isinstance(choice, Eigen) and differentiable):
         return preconditioner.logdet().to(operator.dtype)  # no second Gram matrix
-    coefficients = system.coefficients(ranks, operator.term_factors())
+    coefficients = eigenvalues_kept(system, choice.ranks, operator.term_factors())
     diagonal, root = operator.noise_tensor().double(), operator.unstructured_root()
     wide_root = None if root is None else root.double()
     control = preconditioner.quadratic(partners, coefficients, diagonal, wide_root).mean(-1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators.base import as_diagonal
-from gpytorch_gaps.operators.estimates import preconditioner_ranks, quadratic_form
+from gpytorch_gaps.operators.estimates import quadratic_form
 from gpytorch_gaps.operators.implicit_solve import ImplicitSolve
 from gpytorch_gaps.operators.likelihood import likelihood_terms
 from gpytorch_gaps.operators.low_rank import low_rank_operator
@@ -26,6 +26,13 @@ from gpytorch_gaps.reports import report_logdet, report_solve
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.matrix_system import MatrixSystem
 from gpytorch_gaps.solvers.planning.costs import best_rank
+from gpytorch_gaps.solvers.planning.logdet import data_preconditioner
+from gpytorch_gaps.solvers.preconditioning import (
+    Eigen,
+    eigen_preconditioner,
+    eigenvalues_kept,
+    low_rank_approximation,
+)
 from gpytorch_gaps.solvers.solve import Solved, advice_for, solve_system
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.threads import Work, sized
@@ -69,7 +76,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
         """``P = F C F' + D`` of about that rank, in the eigenvectors of K; None where there is none."""
         chosen = best_rank(self.system(), 1, 1e-6, rank)
-        return self.system().low_rank_approximation(chosen.ranks) if chosen.rank else None
+        return low_rank_approximation(self.system(), chosen.ranks) if chosen.rank else None
 
     def kernel_matrix(self) -> Tensor:
         """The kernel without noise, dense. shape: (*batch, N, N)"""
@@ -240,12 +247,14 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         """
         if self.preconditioner_override is not None:
             return self.preconditioner_override(self)
-        ranks = () if self.whitened() is not None else preconditioner_ranks(self, settings.current())
-        if not ranks:
+        system, root, config = self.system(), self.unstructured_root(), settings.current()
+        # linear_operator differentiates P itself, which a sparse factor does not offer
+        config = config.replace(preconditioner="eigen") if "eigen" in config.preconditioners else config
+        choice = None if self.whitened() is not None else data_preconditioner(system, config)
+        if not isinstance(choice, Eigen):
             return None, None, None
-        system, root = self.system(), self.unstructured_root()
-        preconditioner = system.preconditioner(ranks)
-        coefficients = system.coefficients(ranks, self.term_factors())
+        preconditioner = eigen_preconditioner(system, choice.ranks)
+        coefficients = eigenvalues_kept(system, choice.ranks, self.term_factors())
         operator = low_rank_operator(preconditioner, coefficients, self._diag_tensor, self.dtype, root)
         wide_root = None if root is None else root.double()
         logdet = preconditioner.logdet(coefficients, self.noise_tensor().double(), wide_root)

@@ -23,6 +23,7 @@ from gpytorch_gaps.operators.sums import register_sum
 from gpytorch_gaps.preconditioners import EigenPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.gap_system import GapSystem, whiten
+from gpytorch_gaps.solvers.preconditioning import low_rank_approximation
 from gpytorch_gaps.utils.tensors import same_values
 
 
@@ -112,7 +113,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         system = self.system()
         rank = min(rank, system.num_cells)
         if system.row_scale is None:
-            return system.low_rank_approximation((rank,))
+            return low_rank_approximation(system, (rank,))
         # the eigenvectors of a whitened kernel are not those of K, which variances are computed from
         shared = self._linear_op.shared_eigen()
         if "eigen" not in shared:

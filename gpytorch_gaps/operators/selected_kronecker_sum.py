@@ -17,7 +17,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from gpytorch_gaps.operators.base import as_diagonal
+from gpytorch_gaps.operators.base import as_diagonal, entries_of
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.sums import register_sum
@@ -167,6 +167,7 @@ def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unst
     return Unstructured(
         matmul=lambda x: sum(op._matmul(x) for op in wide),
         dense=lambda: sum(op.to_dense() for op in wide),
+        entries=lambda rows, columns: torch.stack([entries_of(op, rows, columns) for op in wide]).sum(0),
         root=root.detach().double(),
         trace=sum(op._diagonal().sum(-1) for op in wide),
         flops=sum(4.0 * rows * width for width in widths),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.reports import warn_not_converged
 from gpytorch_gaps.solvers.krylov import on_device
 from gpytorch_gaps.solvers.matrix_system import GivenPreconditioner, MatrixSystem
@@ -26,7 +27,7 @@ _EIGEN_ON_HOST_BELOW = 32  # linear_operator copies smaller Lanczos matrices to 
 def as_preconditioner(function: Callable[[Tensor], Tensor] | None) -> Preconditioner | None:
     """A preconditioner of ours again, after linear_operator has handed its ``solve`` around; or a user's own."""
     owner = getattr(function, "__self__", None)
-    if function is None or isinstance(owner, LowRankPreconditioner):
+    if function is None or isinstance(owner, LowRankPreconditioner | NeighbourPreconditioner):
         return owner
     return GivenPreconditioner(function)
 

@@ -85,7 +85,7 @@ def _solutions(
     starts[1] = share.last(starts[1])
     config = config.for_training().replace(expected_columns=1 + memory.num_probes)
     found, left = [], []
-    with memory.reuse_preconditioner(system, (config.method, config.rank)):
+    with memory.reuse_preconditioner(system, config.solution_key[:4]):
         for (columns, starting_points), settled, start in zip(groups, tolerances, starts, strict=True):
             own = config.replace(tolerance=min(memory.tolerance_for(settled, start), config.loosest_tolerance))
             # one at a time: each stops where it is done, and a large grid's products are faster

@@ -1,5 +1,12 @@
-"""Low-rank eigen preconditioners, as tensors and closures."""
+"""Preconditioners of covariances: low-rank in the eigenvectors of a Kronecker product, and sparse by neighbours."""
 
 from gpytorch_gaps.preconditioners.eigen import EigenPreconditioner, ShiftedEigenPreconditioner
+from gpytorch_gaps.preconditioners.neighbours import NeighbourLists, NeighbourPreconditioner, neighbour_lists
 
-__all__ = ["EigenPreconditioner", "ShiftedEigenPreconditioner"]
+__all__ = [
+    "EigenPreconditioner",
+    "NeighbourLists",
+    "NeighbourPreconditioner",
+    "ShiftedEigenPreconditioner",
+    "neighbour_lists",
+]

@@ -59,6 +59,8 @@ class LowRankPreconditioner:
     Cost: set-up of one masked Gram matrix and p^3 / 3; then two rectangular Kronecker products and p^2 a column.
     """
 
+    num_neighbours = 0
+
     def __init__(
         self,
         vectors: Sequence[Tensor],

@@ -18,6 +18,8 @@ from gpytorch_gaps.settings.values import (
     max_iterations,
     mean_tolerance,
     mixed_precision,
+    num_neighbours,
+    preconditioner,
     preconditioner_rank,
     prediction_memory,
     progress,
@@ -49,7 +51,9 @@ def current() -> SolveConfig:
     tolerance, of_mean = solve_tolerance.value(), mean_tolerance.value()
     return SolveConfig(
         method=gap_method.value(),
+        preconditioner=preconditioner.value(),
         rank=preconditioner_rank.value(),
+        num_neighbours=num_neighbours.value(),
         tolerance=min(tolerance or _DEFAULT_TOLERANCE, upstream),
         mean_tolerance=_DEFAULT_MEAN_TOLERANCE if of_mean is None and tolerance is None else of_mean,
         max_iterations=max_iterations.value(),
@@ -80,6 +84,8 @@ __all__ = [
     "max_iterations",
     "mean_tolerance",
     "mixed_precision",
+    "num_neighbours",
+    "preconditioner",
     "preconditioner_rank",
     "prediction_memory",
     "progress",

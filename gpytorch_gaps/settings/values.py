@@ -75,6 +75,49 @@ class variance_samples(Number):
     _global_value = 64
 
 
+class preconditioner(Setting):
+    """What conjugate gradients are preconditioned with when gaps are ignored.
+
+    :param value: ``"eigen"``: the leading eigenvectors of the kernel, of `preconditioner_rank`. ``"neighbours"``: a
+        sparse inverse Cholesky factor, by `num_neighbours`. ``"none"``. ``"auto"`` (default): what should take the
+        least time. Or a function of your own, which is given the system: see the page on preconditioners.
+    :raises ValueError: for any other name.
+
+    >>> from gpytorch_gaps import settings
+    >>> with preconditioner("neighbours"), num_neighbours(30):
+    ...     settings.current().preconditioner, settings.current().num_neighbours
+    ('neighbours', 30)
+    """
+
+    choices = ("auto", "eigen", "neighbours", "none")
+    _global_value = "auto"
+
+    def __init__(self, value: Any) -> None:
+        if value not in self.choices and not callable(value):
+            raise ValueError(
+                f"settings.preconditioner: got {value!r}, expected one of {', '.join(self.choices)}, or a function "
+                "that makes a preconditioner"
+            )
+        super().__init__(value)
+
+
+class num_neighbours(Number):
+    """Neighbours of each observation in the ``"neighbours"`` preconditioner.
+
+    :param value: at least 1, or None (default): 20, or 40 where these should save time.
+
+    >>> from gpytorch_gaps import settings
+    >>> with num_neighbours(10):
+    ...     settings.current().num_neighbours
+    10
+    """
+
+    minimum = 1
+    integer = True
+    optional = True
+    _global_value = None
+
+
 class preconditioner_rank(Number):
     """Rank of the eigen preconditioners.
 

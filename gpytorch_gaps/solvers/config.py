@@ -8,6 +8,7 @@ Below that edge nothing reads a setting. What a part of a computation wants othe
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from gpytorch_gaps.distributed.communicator import SINGLE, Communicator
 from gpytorch_gaps.reports import SolveRecord
 
 if TYPE_CHECKING:
+    from gpytorch_gaps.solvers.system import NoisySystem
     from gpytorch_gaps.solvers.warm_start import WarmStart
 
 
@@ -31,8 +33,12 @@ class SolveConfig:
     """
 
     method: str = "auto"
+    preconditioner: "str | Callable[[NoisySystem], Any]" = "auto"
+    """"auto", "eigen", "neighbours", "none", or a function that makes one for a system."""
     rank: int | None = None
-    """Rank of the eigen preconditioner. None: chosen from the spectrum."""
+    """Rank of the eigen preconditioner. None: chosen from the spectrum. 0: none."""
+    num_neighbours: int | None = None
+    """Of each observation, in the "neighbours" preconditioner. None: chosen by what a few iterations tell."""
     tolerance: float = 1e-6
     """Relative residual of the original system that every column must reach."""
     mean_tolerance: float | None = None
@@ -76,6 +82,15 @@ class SolveConfig:
         """The precision that iterations start in; residuals are always float64."""
         return torch.float32 if self.mixed_precision or model_dtype == torch.float32 else torch.float64
 
+    @property
+    def preconditioners(self) -> tuple[str, ...]:
+        """The preconditioners that a plan may choose from: "eigen", "neighbours", "own"; none where it is empty."""
+        if callable(self.preconditioner):
+            return ("own",)
+        if self.preconditioner == "auto":
+            return ("eigen", "neighbours") if self.rank is None else ("eigen",) if self.rank else ()
+        return () if self.preconditioner == "none" else (self.preconditioner,)
+
     def planned_columns(self, columns: int) -> int:
         """The number of right-hand sides that a plan is made for, given that `columns` are here now."""
         return max(columns, self.expected_columns)
@@ -85,7 +100,9 @@ class SolveConfig:
         """What the solution for the data depends on: equal keys, equal solutions."""
         return (
             self.method,
+            self.preconditioner,
             self.rank,
+            self.num_neighbours,
             self.tolerance,
             self.mean_tolerance,
             self.max_iterations,

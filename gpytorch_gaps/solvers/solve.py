@@ -15,6 +15,7 @@ from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal, certified_error
 from gpytorch_gaps.solvers.planning.plans import Plan, Task, plan
+from gpytorch_gaps.solvers.preconditioning import has_preconditioner, preconditioner_of_solves
 from gpytorch_gaps.solvers.refine import Formulation, Preconditioner, Refined, refine
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.precision import full_float32
@@ -102,6 +103,7 @@ def solve_system(
         report,
         method=chosen.method,
         rank=chosen.rank,
+        num_neighbours=chosen.num_neighbours,
         converged=reached and (mean_tolerance is None or report.error_in_std <= mean_tolerance),
         expected_seconds=chosen.seconds * columns / max(1, config.planned_columns(columns)),
         reason=f"{chosen.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
@@ -204,10 +206,10 @@ def formulation(chosen: Plan, system: NoisySystem, rhs: Tensor, goal: Goal, pena
             return SpectralGaps(system, rhs, goal)
         if chosen.method == "fill" or chosen.direct == "gaps":
             return FillGaps(system, rhs, goal, rank=chosen.rank, direct=bool(chosen.direct))
-    if not chosen.ranks:
+    if chosen.preconditioner is None:
         return IgnoreGaps(system, rhs, goal, direct=bool(chosen.direct), patience=chosen.patience)
-    is_new = not system.has_preconditioner(chosen.ranks)
-    preconditioner = system.preconditioner_of_solves(chosen.ranks)
+    is_new = not has_preconditioner(system, chosen.preconditioner)
+    preconditioner = preconditioner_of_solves(system, chosen.preconditioner)
     form = IgnoreGaps(system, rhs, goal, preconditioner=preconditioner, patience=chosen.patience)
     form.flops += preconditioner.setup_flops if is_new else 0.0
     return form

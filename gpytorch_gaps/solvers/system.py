@@ -4,10 +4,6 @@
 D is diagonal. :class:`~gpytorch_gaps.solvers.gap_system.GapSystem` is the case of one Kronecker product and nothing
 else, in which gaps can be filled. The system owns the one cache of all that is worked out from it: decompositions,
 dense factors, preconditioners and plans.
-
-The preconditioner keeps the leading eigenvectors of every term, those of all terms above one threshold, and low-rank
-terms whole. What is left out has a norm of at most the sum of the largest eigenvalues left out, so that the best rank
-is known before anything is solved.
 """
 
 import math
@@ -20,8 +16,7 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gaps.linalg.selection import select_cells, spread_cells
-from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.linalg.selection import kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.utils.threads import threads_for
 
@@ -34,6 +29,7 @@ class Unstructured:
 
     :param matmul: the product with E, in float64.
     :param dense: E itself, in float64. shape: (*batch, N, N)
+    :param entries: ``E[rows, columns]`` in float64, for positions that broadcast.
     :param root: R with ``E ~ R R'``: exact for low-rank terms, to some rank for others. shape (*batch, N, r).
     :param trace: trace of E. shape: batch
     :param flops: FLOPs of a product with one column.
@@ -42,6 +38,7 @@ class Unstructured:
 
     matmul: Callable[[Tensor], Tensor]
     dense: Callable[[], Tensor]
+    entries: Callable[[Tensor, Tensor], Tensor]
     root: Tensor
     trace: Tensor
     flops: float
@@ -76,9 +73,9 @@ class NoisySystem:
         self.noise = noise.detach().double()
         self._check()
         self._cache: dict[Hashable, Any] = {}
-        self.reused_preconditioner: LowRankPreconditioner | None = None
+        self.reused_preconditioner: Any = None
         """Set up for a system like this one; serves solves, not log-determinants, which need their own."""
-        self.last_preconditioner: LowRankPreconditioner | None = None
+        self.last_preconditioner: Any = None
 
     def _check(self) -> None:
         """That the noise is not negative and the factors are symmetric, in one read of the host."""
@@ -154,6 +151,19 @@ class NoisySystem:
         blocks += [] if self.other is None else [self.other.dense()]
         return sum(blocks, torch.diag_embed(self.noise.expand(*self.noise.shape[:-1], self.num_train)))
 
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Some entries of the matrix without D, for positions that broadcast. shape: (*batch, *positions)"""
+        total: Any = 0.0
+        for term in self.terms:
+            own, other = ([level[side] for level in self._levels] for side in (rows, columns))
+            total = total + kron_entries(term.factors(), own, other)
+        return total if self.other is None else total + self.other.entries(rows, columns)
+
+    @cached_property
+    def _levels(self) -> tuple[Tensor, ...]:
+        """Level of every observation on each axis. shape: (N,) each"""
+        return unravel(self.train_index, self.terms[0].shape)
+
     def cholesky(self) -> Tensor:
         """Cholesky factor of the whole matrix, computed once. Cost: N^3 / 3. shape: (*batch, N, N)"""
         return self.cached("cholesky", threads_for(self.num_train**3 / 3.0)(lambda: psd_safe_cholesky(self.dense())))
@@ -224,71 +234,3 @@ class NoisySystem:
     @property
     def batched(self) -> bool:
         return self.noise.dim() > 1 or any(factor.dim() > 2 for term in self.terms for factor in term.factors())
-
-    # -- preconditioners ---------------------------------------------------------------------------------------------
-
-    def preconditioner(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
-        """:meth:`low_rank_approximation` with the trace of the matrix: what conjugate gradients want.
-
-        :param ranks: how many eigenvectors each Kronecker term gives.
-        """
-        return self.cached(("preconditioner", ranks), lambda: self._low_rank(ranks, self.kernel_trace))
-
-    def low_rank_approximation(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
-        """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D`` with nothing added: what variances are computed from."""
-        return self.cached(("low rank", ranks), lambda: self._low_rank(ranks, None))
-
-    def preconditioner_of_solves(self, ranks: tuple[int, ...]) -> LowRankPreconditioner:
-        """The one that is reused, if there is one; else of these ranks."""
-        if self.reused_preconditioner is not None:
-            return self.reused_preconditioner
-        self.last_preconditioner = self.preconditioner(ranks)
-        return self.last_preconditioner
-
-    def has_preconditioner(self, ranks: tuple[int, ...]) -> bool:
-        """Whether :meth:`preconditioner_of_solves` costs nothing."""
-        return self.reused_preconditioner is not None or self.is_cached(("preconditioner", ranks))
-
-    def coefficients(self, ranks: Sequence[int], factors: Sequence[Sequence[Tensor]]) -> Tensor:
-        """The eigenvalues kept of all terms, differentiable in the same factors as this system's. shape: (*batch, p)"""
-        parts = [
-            term.eigenvalues(own, term.leading(rank)[1])
-            for term, own, rank in zip(self.terms, factors, ranks, strict=True)
-            if rank
-        ]
-        batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts)) if parts else torch.Size()
-        return torch.cat([self.noise.new_zeros(*batch, 0), *(part.expand(*batch, -1) for part in parts)], -1)
-
-    def _low_rank(self, ranks: tuple[int, ...], trace: Tensor | None) -> LowRankPreconditioner:
-        """Eigenvectors of all terms, axis by axis, side by side."""
-        root = None if self.other is None else self.other.root
-        if not sum(ranks):
-            alone = self.noise.new_ones(self.num_train, 1)
-            nothing = torch.zeros(1, 0, dtype=torch.long, device=alone.device)
-            rows = torch.arange(self.num_train, device=alone.device)
-            return LowRankPreconditioner([alone], nothing, alone.new_zeros(0), rows, self.noise, root, trace=trace)
-        positions, offsets = [], [0] * len(self.terms[0].shape)
-        for term, rank in zip(self.terms, ranks, strict=True):
-            own = term.leading(rank)[1] if rank else self.train_index.new_zeros(len(offsets), 0)
-            positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
-            offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
-        left_out = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
-        all_known = (self.other is None or self.other.is_low_rank) and self.least_noise > 0
-        return LowRankPreconditioner(
-            [_side_by_side(axis) for axis in zip(*(term.eigen().vectors for term in self.terms), strict=True)],
-            torch.cat(positions, -1),
-            self.coefficients(ranks, [term.factors() for term in self.terms]),
-            self.train_index,
-            self.noise,
-            root,
-            left_over=left_out / self.least_noise if all_known else math.inf,
-            trace=trace,
-        )
-
-
-def _side_by_side(vectors: Sequence[Tensor]) -> Tensor:
-    """shape: (*batch, m, m_t) each -> (*batch, m, Σ m_t)"""
-    if len(vectors) == 1:
-        return vectors[0]
-    batch = torch.broadcast_shapes(*(own.shape[:-2] for own in vectors))
-    return torch.cat([own.expand(*batch, *own.shape[-2:]) for own in vectors], -1)

@@ -26,12 +26,12 @@ import numbers
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.distributed.columns import Share
-from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.tensors import same_values
 
@@ -73,7 +73,7 @@ class LogdetPath:
 class ReusedPreconditioner:
     """A preconditioner, and what it was set up for. It also serves hyperparameters that are close to these."""
 
-    preconditioner: LowRankPreconditioner
+    preconditioner: Any
     key: Hashable  # the requested method and rank
     cells: Tensor
     parts: tuple[Tensor, ...]  # factors and noise

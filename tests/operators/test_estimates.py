@@ -5,9 +5,9 @@ import torch
 from linear_operator.operators import DenseLinearOperator, RootLinearOperator
 
 from gpytorch_gaps.operators import SelectedKroneckerOperator, estimates
-from gpytorch_gaps.operators.estimates import estimated_together, log_determinant, preconditioner_ranks
+from gpytorch_gaps.operators.estimates import estimated_together, log_determinant
 from gpytorch_gaps.solvers.config import SolveConfig
-from gpytorch_gaps.solvers.planning.logdet import LogdetPlan
+from gpytorch_gaps.solvers.planning.logdet import LogdetPlan, data_preconditioner
 from tests import _dense as dense
 
 SHAPE = (7, 6)
@@ -147,7 +147,7 @@ def test_gradients_are_those_of_dense_algebra_with_the_same_probes(case, rank, d
         root = operator.unstructured_root()
         pivoted = None if root is None else root.detach()[:, 3:]  # of the dense term, to some rank
         root = None if root is None else torch.cat([own.root, pivoted], -1)
-        kept = preconditioner_ranks(white, config)
+        kept = data_preconditioner(white.system(), config).ranks
         assert sum(kept) == preconditioner.rank - (0 if root is None else root.size(-1))
         stand_in = dense_preconditioner(terms, diagonal, kept, preconditioner.added, root)
         partners = torch.linalg.solve(stand_in, probes).detach()

@@ -20,6 +20,7 @@ from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
 from gpytorch_gaps.solvers.matrix_system import MatrixSystem
+from gpytorch_gaps.solvers.preconditioning import eigen_preconditioner, low_rank_approximation
 from tests import _dense as dense
 from tests._covering import covering, in_turn
 from tests.workflow import _pairs
@@ -240,7 +241,7 @@ def test_no_denormal_numbers_in_float32():
     system = GapSystem(own, index, constant(0.1))
     term = KroneckerTerm(own, {})
     term.matmul(torch.zeros(3000, 1))
-    preconditioner, rhs = system.preconditioner((40,)), dense.randn(len(index), 1)
+    preconditioner, rhs = eigen_preconditioner(system, (40,)), dense.randn(len(index), 1)
     narrow = [
         *system.factors(torch.float32),
         *term.factors(torch.float32),
@@ -263,7 +264,7 @@ def test_no_denormal_numbers_in_float32():
 def test_narrow_solves_are_close_to_those_in_float64(noise, columns, monkeypatch):
     monkeypatch.setattr(low_rank, "_LARGE", SHAPE[0] * SHAPE[1])
     diagonal = 0.05 + 0.1 * torch.rand(len(INDEX), dtype=torch.float64) if noise == "points" else constant(noise)
-    preconditioner = GapSystem(factors(), INDEX, diagonal).preconditioner((40,))
+    preconditioner = eigen_preconditioner(GapSystem(factors(), INDEX, diagonal), (40,))
     assert preconditioner._float32_will_do
     rhs = dense.randn(len(INDEX), columns)
     for _ in range(6):  # by triangular solves first, then by the inverse
@@ -277,7 +278,7 @@ def test_narrow_solves_are_close_to_those_in_float64(noise, columns, monkeypatch
 
 def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
     monkeypatch.setattr(low_rank, "_LARGE", 1)
-    preconditioner = GapSystem(factors(), INDEX, constant(1e-6)).low_rank_approximation((40,))
+    preconditioner = low_rank_approximation(GapSystem(factors(), INDEX, constant(1e-6)), (40,))
     assert not preconditioner._float32_will_do
     rhs = dense.randn(len(INDEX), 2).float()
     assert torch.equal(preconditioner.solve(rhs), preconditioner.solve(rhs.double()).float())
@@ -287,7 +288,7 @@ def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
 def test_small_grids_are_solved_in_float64(large, narrow, monkeypatch):
     """Where there is no time to be saved."""
     monkeypatch.setattr(low_rank, "_LARGE", large)
-    preconditioner = GapSystem(factors(), INDEX, constant(0.5)).preconditioner((40,))
+    preconditioner = eigen_preconditioner(GapSystem(factors(), INDEX, constant(0.5)), (40,))
     assert preconditioner._float32_will_do == narrow
     rhs = dense.randn(len(INDEX), 12).float()  # as many columns as are solved by the same triangular solves each time
     result = preconditioner.solve(rhs)
@@ -329,7 +330,7 @@ def test_column_by_column_is_all_at_once(shape, rank, lanczos, mixed_precision, 
     system, matrix = GapSystem(own, index, constant(0.1)), dense.system(own, index, constant(0.1))
     rhs = dense.randn(len(index), 5)
     rhs[:, 4] *= 1e-3
-    preconditioner = system.preconditioner((rank,)) if rank else None
+    preconditioner = eigen_preconditioner(system, (rank,)) if rank else None
     exact = torch.linalg.solve(matrix, rhs)
     config = SolveConfig(tolerance=1e-10, mixed_precision=mixed_precision)
     whole, single = both_ways(monkeypatch, system, rhs, preconditioner, config, lanczos=lanczos)
@@ -346,7 +347,7 @@ def test_column_by_column_is_all_at_once(shape, rank, lanczos, mixed_precision, 
         # z'log(P^-1/2 A P^-1/2)z of the whitened probe, written out
         half = dense.identity(len(index))
         if rank:
-            values, vectors = torch.linalg.eigh(system.preconditioner((rank,)).matmul(half))
+            values, vectors = torch.linalg.eigh(eigen_preconditioner(system, (rank,)).matmul(half))
             half = vectors @ torch.diag(values.rsqrt()) @ vectors.mT
         values, vectors = torch.linalg.eigh(half @ matrix @ half)
         white = half @ rhs

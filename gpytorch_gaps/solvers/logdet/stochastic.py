@@ -6,20 +6,31 @@ estimate of the log-determinant; the probes' spread is its standard error. Witho
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-
 _OTHER_STREAM = 0x5DEECE66D  # added to the seed: the data may have been drawn with it
 
 
-def log_quadrature(tridiagonal: Tensor, size: int) -> Tensor:
-    """``n e_1' log(T) e_1`` of every probe. shape: (..., k, k) -> (...)"""
+def log_quadrature(tridiagonal: Tensor, size: int, mean_is_one: bool = False) -> Tensor:
+    """``n e_1' log(T) e_1`` of every probe. shape: (*batch, probes, k, k) -> (*batch, probes)
+
+    :param mean_is_one: whether the eigenvalues of the matrix have a mean of exactly one. A multiple of
+        ``n (e_1' T e_1 - 1)``, whose expectation is zero then, is subtracted: the one that leaves the least variance,
+        ``<log x, x - 1> / <x - 1, x - 1>`` over the spectrum, which is taken from the other probes.
+    """
     values, vectors = torch.linalg.eigh(tridiagonal.double())
-    tiny = torch.finfo(values.dtype).tiny
-    return size * (vectors[..., 0, :].square() * values.clamp_min(tiny).log()).sum(-1)
+    weights, logs = vectors[..., 0, :].square(), values.clamp_min(torch.finfo(values.dtype).tiny).log()
+    estimates = size * (weights * logs).sum(-1)
+    if not mean_is_one:
+        return estimates
+    excess = values - 1.0
+    products, squares = ((weights * excess * other).sum(-1) for other in (logs, excess))
+    products, squares = (own.sum(-1, keepdim=True) - own for own in (products, squares))  # of all other probes
+    slopes = torch.where(squares > 0, products / squares.masked_fill(squares <= 0, 1.0), torch.ones_like(squares))
+    return estimates - slopes * size * (weights * excess).sum(-1)
 
 
 def standard_error(estimates: Tensor) -> Tensor:
@@ -29,9 +40,7 @@ def standard_error(estimates: Tensor) -> Tensor:
     return estimates.std(0) / estimates.size(0) ** 0.5
 
 
-def draw_probes(
-    preconditioner: LowRankPreconditioner | None, size: int, batch: torch.Size, count: int, like: Tensor, repeat: bool
-) -> Tensor:
+def draw_probes(preconditioner: Any, size: int, batch: torch.Size, count: int, like: Tensor, repeat: bool) -> Tensor:
     """Probes with covariance P, or random signs without one. shape: (*batch, n, count)
 
     :param like: a tensor of the dtype and on the device that they are wanted in.

@@ -24,16 +24,17 @@ from gpytorch_gaps.linalg.eigen import columns_in_use
 from gpytorch_gaps.preconditioners.core_matrix import low_rank_flops
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
+from gpytorch_gaps.solvers.preconditioning import Choice, Eigen, Neighbours
 from gpytorch_gaps.solvers.system import NoisySystem
 
 RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
 _NUMBERS_MOVED_PER_CELL = 24.0  # by an iteration with square products
-_NUMBERS_MOVED_PER_CELL_THIN = 12.0  # by one with thin products
+NUMBERS_MOVED_PER_CELL_THIN = 12.0  # by one with thin products
 _NUMBERS_MOVED_PER_GRAM_ENTRY = 40.0  # whose look-up is random
 _EIGH_FLOPS_PER_CUBE = 9.0  # times m^3, about; smooth kernels, by a thin SVD, take fewer
 _CHOLESKY_SLOWDOWN = 2.0  # over a matrix product of as many FLOPs
 _DENSE_BYTES_PER_ENTRY = 200.0  # moved for every entry of a matrix that is gathered and factorised
-_CALLS_PER_ITERATION = 40.0  # of torch
+CALLS_PER_ITERATION = 40.0  # of torch
 _FLOAT32_ITERATIONS = 2.5  # times as many as in float64: refinement restarts conjugate gradients
 
 
@@ -43,9 +44,8 @@ class Plan:
 
     method: str
     rank: int = 0
-    """Columns of the preconditioner."""
-    ranks: tuple[int, ...] = ()
-    """Eigenvectors that each Kronecker term gives to the preconditioner."""
+    """Columns of a low-rank preconditioner."""
+    preconditioner: Choice | None = None
     direct: str = ""
     """The side that is factorised densely: "data", "gaps" or none."""
     budget: int = 0
@@ -56,6 +56,15 @@ class Plan:
     flops: float = math.inf
     seconds: float = math.inf
     reason: str = ""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Eigenvectors that each Kronecker term gives to the preconditioner."""
+        return self.preconditioner.ranks if isinstance(self.preconditioner, Eigen) else ()
+
+    @property
+    def num_neighbours(self) -> int:
+        return self.preconditioner.count if isinstance(self.preconditioner, Neighbours) else 0
 
 
 def system_rates(system: NoisySystem) -> Rates:
@@ -118,8 +127,8 @@ def filling_plan(system: GapSystem, num_rhs: int, reduction: float, max_iteratio
     if not (system.least_noise > 0 and system.is_definite):
         return fill
     flops = fill.iterations * 2.2 * system.truncated_flops(reduction) * num_rhs
-    moved = fill.iterations * 8.0 * _NUMBERS_MOVED_PER_CELL_THIN * system.num_cells * num_rhs
-    seconds = system_rates(system).seconds(flops, moved, fill.iterations * _CALLS_PER_ITERATION)
+    moved = fill.iterations * 8.0 * NUMBERS_MOVED_PER_CELL_THIN * system.num_cells * num_rhs
+    seconds = system_rates(system).seconds(flops, moved, fill.iterations * CALLS_PER_ITERATION)
     spectral = replace(fill, method="spectral", flops=flops, seconds=seconds)
     return min(fill, spectral, key=lambda plan: plan.seconds)
 
@@ -140,7 +149,7 @@ def fill_plan(system: GapSystem, num_rhs: int, reduction: float, max_iterations:
     expected = max(1, math.ceil(min(max_iterations, needed)))
     flops = needed * 2.2 * system.rotation_flops * num_rhs
     moved = needed * 8.0 * _NUMBERS_MOVED_PER_CELL * system.num_cells * num_rhs
-    seconds = system_rates(system).seconds(flops, moved, needed * _CALLS_PER_ITERATION)
+    seconds = system_rates(system).seconds(flops, moved, needed * CALLS_PER_ITERATION)
     reason = f"about {expected} iterations if the gaps are scattered"
     return Plan("fill", budget=expected, iterations=needed, flops=flops, seconds=seconds, reason=reason)
 
@@ -224,13 +233,13 @@ def _rank_plan(system: NoisySystem, choice: RankChoice, num_rhs: int, reduction:
     iterations = expected_iterations(1.0 + above * choice.left_over, reduction)
     cost = choice.setup_flops + iterations * num_rhs * (system.product_flops + choice.flops)
     cells = max(system.num_cells, system.num_train)
-    moved = iterations * num_rhs * 8.0 * (_NUMBERS_MOVED_PER_CELL_THIN * cells + choice.width**2)
+    moved = iterations * num_rhs * 8.0 * (NUMBERS_MOVED_PER_CELL_THIN * cells + choice.width**2)
     moved += 8.0 * _NUMBERS_MOVED_PER_GRAM_ENTRY * choice.width**2
-    calls = (iterations if choice.width == 0 else 2.0 * iterations) * _CALLS_PER_ITERATION
+    calls = (iterations if choice.width == 0 else 2.0 * iterations) * CALLS_PER_ITERATION
     return Plan(
         "ignore",
         choice.width,
-        choice.ranks if choice.width else (),
+        Eigen(choice.ranks) if choice.width else None,
         iterations=iterations,
         flops=cost,
         seconds=system_rates(system).seconds(cost, moved, calls),

@@ -1,8 +1,9 @@
 """Which log-determinant, and on which side of the block identity.
 
 Exact where a dense factorisation is small, or cheaper than an estimate. Otherwise Lanczos goes where the matrix is well
-conditioned: to the observations, where an affordable rank takes the spectrum down to the noise, so that the
-preconditioner leaves next to no variance; else to the gaps, unless that costs several times as much.
+conditioned: to the observations, where an affordable rank takes the spectrum down to the noise, or where neighbours
+precondition well, so that the preconditioner leaves next to no variance; else to the gaps, unless that costs several
+times as much.
 """
 
 import math
@@ -10,11 +11,14 @@ from typing import NamedTuple
 
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.planning.costs import best_rank, fill_plan
-from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan
+from gpytorch_gaps.solvers.planning.costs import Plan, best_rank, fill_plan
+from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan
+from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan, preconditioned_plan
+from gpytorch_gaps.solvers.preconditioning import Choice
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _CHEAP_CHOLESKY_ROWS = 800
+_NEIGHBOURS_WORTH = 4.0  # times the seconds of a low rank that stays above the noise: their variance is far smaller
 _GAP_SIDE_WORTH = 25.0  # times the cost of the data side: what the smaller variance of the gap side is worth
 
 
@@ -66,13 +70,47 @@ def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
     columns, tolerance = config.num_probes + 1, config.train_tolerance
     if system.fillable and not len(system.gap_index):
         return "gaps", 0.0  # the log-determinant of the whole grid is a sum over eigenvalues
-    if config.rank is not None:
+    if config.rank is not None or config.preconditioner != "auto":
         return "data", math.inf
-    data = best_rank(system, columns, tolerance)
-    if not system.fillable:
-        return "data", data.flops
+    data = _data_plan(system, config)
+    if data is None or not system.fillable or data.num_neighbours:
+        return "data", math.inf if data is None else data.flops
     gaps = fill_plan(system, columns, tolerance, config.max_iterations)
-    reaches_noise = bool(data.rank) and system.term.left_out(data.rank) <= system.least_noise
-    if not reaches_noise and gaps.flops <= _GAP_SIDE_WORTH * data.flops:
+    if not _reaches_noise(data, system) and gaps.flops <= _GAP_SIDE_WORTH * data.flops:
         return "gaps", gaps.flops
     return "data", data.flops
+
+
+# -- the preconditioner on the side of the data ----------------------------------------------------------------------
+
+
+def data_preconditioner(system: NoisySystem, config: SolveConfig) -> Choice | None:
+    """What probes and data are preconditioned with, which are solved for together; None for nothing."""
+    found = _data_plan(system, config)
+    return None if found is None else found.preconditioner
+
+
+def _data_plan(system: NoisySystem, config: SolveConfig) -> Plan | None:
+    columns, tolerance = config.num_probes + 1, config.train_tolerance
+    key = ("data plan", columns, tolerance, config.preconditioner, config.rank, config.num_neighbours)
+    return system.cached(key, lambda: _make_data_plan(system, columns, tolerance, config))
+
+
+def _make_data_plan(system: NoisySystem, columns: int, tolerance: float, config: SolveConfig) -> Plan | None:
+    if callable(config.preconditioner):
+        return preconditioned_plan(system, Task(columns, tolerance), config)
+    eigen = None
+    if "eigen" in config.preconditioners and system.least_noise > 0:
+        eigen = best_rank(system, columns, tolerance, config.rank)
+    if eigen is not None and _reaches_noise(eigen, system):
+        return eigen
+    worth = math.inf if eigen is None else _NEIGHBOURS_WORTH * eigen.seconds
+    neighbours = neighbour_plan(system, columns, tolerance, config, worth)
+    useless = neighbours is None or (eigen is not None and neighbours.seconds > worth)
+    return eigen if useless else neighbours
+
+
+def _reaches_noise(found: Plan, system: NoisySystem) -> bool:
+    """Whether the eigenvalues that a preconditioner leaves out are below the noise."""
+    left = sum(term.left_out(rank) for term, rank in zip(system.terms, found.ranks, strict=False))
+    return bool(found.rank) and bool(found.ranks) and left <= system.least_noise

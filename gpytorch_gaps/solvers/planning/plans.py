@@ -2,7 +2,8 @@
 
 - dense Cholesky where the observations, or the gaps, are few; or where it costs less than the eigen-decompositions
   that all else begins with, as on a series: one axis, and fewer observations than its places;
-- ignore-gaps with the low-rank preconditioner that should cost least;
+- ignore-gaps with the low-rank preconditioner that should cost least, or with the neighbours preconditioner, which is
+  tried where it could cost less;
 - fill-gaps, or spectral, where gaps can be filled. Their iterations depend on the shape of the gaps, so they are given
   no more than the cost of the alternative, which then takes over from their iterate: the total is at most twice the
   better of the two. Where they should be done in a few hundredths of a second, nothing else is considered before they
@@ -30,6 +31,8 @@ from gpytorch_gaps.solvers.planning.costs import (
     gap_dense_plan,
     rank_plans,
 )
+from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan
+from gpytorch_gaps.solvers.preconditioning import Eigen, Neighbours, Own
 from gpytorch_gaps.solvers.system import NoisySystem
 
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `dense_size` rows
@@ -57,7 +60,7 @@ def plan(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]
     """The plans to try, best first; each takes over from the iterate of the one before."""
     if config.method != "auto":
         yield _named_plan(system, task, config)
-    elif not system.fillable and system.reused_preconditioner is not None:
+    elif _reuses(system):
         yield _reusing_plan(system)
     elif task.start < 1.0:
         yield from _plans_from_guess(system, task, config)
@@ -71,16 +74,7 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
     if method == "cholesky":
         return Plan(method, direct="data", reason=_asked_for(system, "dense"))
     if method == "ignore":
-        if rank and not system.least_noise > 0:
-            raise ValueError(
-                f"preconditioner_rank: got {rank} without noise, expected 0: the preconditioner divides by it"
-            )
-        if rank == 0 or not system.least_noise > 0:
-            return Plan(method, reason=_asked_for(system, "no preconditioner"))
-        if system.reused_preconditioner is not None:
-            return _reusing_plan(system)
-        chosen = _best_from(system, task, rank)
-        return replace(chosen, reason="asked for") if isinstance(system, GapSystem) else chosen
+        return _ignore_plan(system, task, config)
     if not isinstance(system, GapSystem):
         raise ValueError(
             f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
@@ -90,14 +84,48 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
     return Plan(method, own, reason="asked for")
 
 
+def _ignore_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
+    """Ignore-gaps with the best of the preconditioners that are allowed."""
+    if config.rank and "eigen" in config.preconditioners and not system.least_noise > 0:
+        raise ValueError(
+            f"preconditioner_rank: got {config.rank} without noise, expected 0: the preconditioner divides by it"
+        )
+    if config.preconditioners and system.reused_preconditioner is not None:
+        return _reusing_plan(system)
+    chosen = preconditioned_plan(system, task, config)
+    if chosen is None:
+        return Plan("ignore", reason=_asked_for(system, "no preconditioner"))
+    own = isinstance(system, GapSystem) and not chosen.num_neighbours
+    return replace(chosen, reason="asked for") if own else chosen
+
+
+def preconditioned_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan | None:
+    """Ignore-gaps with the preconditioner that should take the least time; None where none is allowed."""
+    if callable(config.preconditioner):
+        return Plan("ignore", preconditioner=Own(config.preconditioner), reason="a preconditioner of your own")
+    eigen = None
+    if "eigen" in config.preconditioners and system.least_noise > 0:
+        eigen = _best_from(system, task, config.rank)
+    ceiling = math.inf if eigen is None else eigen.seconds
+    neighbours = neighbour_plan(system, task.num_rhs, task.reduction, config, ceiling)
+    return min(filter(None, (eigen, neighbours)), key=lambda own: own.seconds, default=None)
+
+
+def _reuses(system: NoisySystem) -> bool:
+    """Whether a preconditioner of an earlier system takes the place of a plan."""
+    reused = system.reused_preconditioner
+    return reused is not None and (not system.fillable or bool(reused.num_neighbours))
+
+
 def _asked_for(system: NoisySystem, what: str) -> str:
     return "asked for" if isinstance(system, GapSystem) else f"{about_sum(system)}{what}"
 
 
 def _reusing_plan(system: NoisySystem) -> Plan:
     assert system.reused_preconditioner is not None
-    rank = system.reused_preconditioner.rank
-    return Plan("ignore", rank, (rank,), reason="a preconditioner set up for a matrix like it")
+    rank, count = system.reused_preconditioner.rank, system.reused_preconditioner.num_neighbours
+    chosen = Neighbours(count) if count else Eigen((rank,))
+    return Plan("ignore", rank, chosen, reason="a preconditioner set up for a matrix like it")
 
 
 def _best_from(system: NoisySystem, task: Task, rank: int | None) -> Plan:
@@ -118,7 +146,7 @@ def _quicker(system: NoisySystem, task: Task, rank: int | None, cold: Plan) -> P
 def _plans_from_guess(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]:
     plans = list(_plans_from_zero(system, replace(task, start=1.0), config))
     cold = plans[0]
-    if cold.direct:
+    if cold.direct or cold.num_neighbours or "eigen" not in config.preconditioners:
         yield from plans
         return
     if cold.method == "spectral":  # whose iterations cost next to nothing
@@ -147,7 +175,8 @@ def _plans_from_zero(system: NoisySystem, task: Task, config: SolveConfig) -> It
         # twice what it should need, and at least as long as planning would be worth
         affordable = 2.0 * _SKIP_PLANNING_BELOW_SECONDS * fill.iterations / fill.seconds
         yield replace(fill, budget=max(10 + 2 * fill.budget, int(affordable)))
-    reliable, reserve = _reliable_plans(system, task, config, dense if rows <= limit else None)
+    ceiling = fill.seconds if fill is not None and not soon else math.inf
+    reliable, reserve = _reliable_plans(system, task, config, dense if rows <= limit else None, ceiling)
     if fill is None or soon:
         yield from _in_turn([*reliable, *reserve])
     elif by_gaps is not None and by_gaps.seconds < min(fill.seconds, reliable[0].seconds):
@@ -162,18 +191,41 @@ def _plans_from_zero(system: NoisySystem, task: Task, config: SolveConfig) -> It
 
 
 def _reliable_plans(
-    system: NoisySystem, task: Task, config: SolveConfig, dense: Plan | None
+    system: NoisySystem, task: Task, config: SolveConfig, dense: Plan | None, ceiling: float
 ) -> tuple[list[Plan], list[Plan]]:
-    """Plans whose cost is known beforehand, cheapest first; and a higher rank to try where they fail."""
+    """Plans that do not depend on the shape of the gaps, cheapest first; and a higher rank to try where they fail.
+
+    :param ceiling: seconds of filling the gaps.
+    """
+    if callable(config.preconditioner):
+        own = preconditioned_plan(system, task, config)
+        assert own is not None
+        return [own], []
+    known, reserve = [] if dense is None else [dense], []
     rank = None if isinstance(system, GapSystem) else config.rank
-    if rank == 0 or not system.least_noise > 0:
-        iterative = Plan("ignore", seconds=math.inf, reason="no preconditioner")
-        return ([iterative] if dense is None else [dense]), []
-    iterative = best_rank(system, task.num_rhs, task.reduction, rank)
-    reliable = sorted([iterative, *([] if dense is None else [dense])], key=lambda own: own.seconds)
-    fewest = min(rank_plans(system, task.num_rhs, task.reduction, rank), key=lambda own: own.iterations)
-    deeper = fewest.iterations <= 0.5 * iterative.iterations < math.inf
-    return reliable, [fewest] if deeper else []
+    uses_eigen = "eigen" in config.preconditioners or (
+        isinstance(system, GapSystem) and config.preconditioner == "auto"
+    )
+    if uses_eigen and rank != 0 and system.least_noise > 0:
+        iterative = best_rank(system, task.num_rhs, task.reduction, rank)
+        known.append(iterative)
+        fewest = min(rank_plans(system, task.num_rhs, task.reduction, rank), key=lambda own: own.iterations)
+        reserve = [fewest] if fewest.iterations <= 0.5 * iterative.iterations < math.inf else []
+    known.sort(key=lambda own: own.seconds)
+    ceiling = min([ceiling, *(own.seconds for own in known)])
+    neighbours = neighbour_plan(system, task.num_rhs, task.reduction, config, ceiling)
+    if neighbours is not None:
+        known = _with_neighbours(neighbours, known)
+    return known or [Plan("ignore", seconds=math.inf, reason="no preconditioner")], reserve
+
+
+def _with_neighbours(neighbours: Plan, known: list[Plan]) -> list[Plan]:
+    """The estimate of the neighbours' iterations may be too low: they are given what the next best plan would cost."""
+    others = [own for own in known if own.seconds < math.inf]
+    if not others or others[0].seconds < neighbours.seconds:
+        return sorted([*known, neighbours], key=lambda own: own.seconds)
+    affordable = neighbours.iterations * others[0].seconds / neighbours.seconds
+    return [replace(neighbours, budget=math.ceil(2.0 * affordable)), *known]
 
 
 def _in_turn(plans: Sequence[Plan]) -> list[Plan]:
@@ -192,6 +244,4 @@ def solve_flops(system: NoisySystem, num_rhs: int, config: SolveConfig) -> float
     chosen = next(plan(system, task, config))
     if chosen.direct == "data":
         return system.num_train**3 / 3.0 + 2.0 * system.num_train**2 * num_rhs
-    if config.method == "ignore":
-        return best_rank(system, num_rhs, config.tolerance).flops
-    return chosen.flops
+    return chosen.flops if math.isfinite(chosen.flops) else best_rank(system, num_rhs, config.tolerance).flops

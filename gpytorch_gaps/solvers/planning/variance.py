@@ -5,6 +5,7 @@ from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.costs import best_rank, cheaper_than_eigen, rank_choices
 from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, solve_flops
+from gpytorch_gaps.solvers.preconditioning import low_rank_approximation
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _AFFORDABLE_FLOPS = 1e13  # of exact variances: some minutes on two cores
@@ -27,7 +28,7 @@ def low_rank_form(
 
     None where there is none, or where `num_rhs` solves cost less.
     """
-    free = config.method == "auto" and config.rank is None
+    free = config.method == "auto" and "eigen" in config.preconditioners and config.rank is None
     if not free or system.row_scale is not None or system.batched or not system.least_noise > 0:
         return None
     if system.other is not None or cheaper_than_eigen(system, num_rhs, DENSE_REACH * config.dense_size):
@@ -42,7 +43,7 @@ def low_rank_form(
     form_flops = choice.setup_flops + num_rhs * (float(rank) ** 2 + 2.0 * len(system.terms[0].shape) * rank)
     if form_flops > best_rank(system, num_rhs, config.tolerance).flops:
         return None
-    form = system.low_rank_approximation(ranks)
+    form = low_rank_approximation(system, ranks)
     return (form, form.left_over) if form.left_over <= config.tolerance else None
 
 

@@ -1,0 +1,83 @@
+"""Coarse-to-fine orderings of the observed cells of a grid, from the correlations along its axes.
+
+On every axis the levels are ordered farthest first: each next level is the one least correlated with those before it,
+at a distance ``1 - |corr|``. Levels at about the same distance are a generation. The levels of all axes up to some
+generation form a sub-grid, and these sub-grids are nested. Cells come in the order in which the sub-grids reach them,
+those of one sub-grid in a scattered order. Distances are in units of the correlation, so an axis with a long
+length-scale is refined late, and an axis of labels is ordered like any other.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.linalg.selection import unravel
+
+_E_FOLDS_PER_GENERATION = 0.6  # of a distance: less than the factor of two from one bisection to the next
+_HASH_BITS = 24
+_MIXERS = (0x9E3779B1, 0x85EBCA77)  # odd constants of 32 bits
+
+
+def generations(corr: Sequence[Tensor]) -> list[Tensor]:
+    """The generation of every level of every axis; 0 is the coarsest, and those of all axes are comparable.
+
+    :param corr: ``|corr_i|``, shape (m_i, m_i) each.
+    :return: integers, shape (m_i,) each.
+
+    >>> lags = (torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs()
+    >>> generations([torch.exp(-0.1 * lags)])
+    [tensor([0, 3, 2, 3, 1])]
+    """
+    rounded = []
+    for matrix in corr:
+        order, distances = farthest_first(matrix)
+        logs = distances.clamp_min(torch.finfo(matrix.dtype).eps).log()
+        rounded.append(torch.empty_like(order).scatter_(0, order, (-logs / _E_FOLDS_PER_GENERATION).round().long()))
+    known = torch.unique(torch.cat(rounded))
+    return [torch.searchsorted(known, values) for values in rounded]
+
+
+def farthest_first(corr: Tensor) -> tuple[Tensor, Tensor]:
+    """The levels of an axis, each as far as can be from those before it, and how far. shape: (m,) and (m,)"""
+    nearest = torch.zeros_like(corr[0])  # largest correlation with a level that was taken
+    current = torch.zeros(1, dtype=torch.long, device=corr.device)
+    order, reached = [], []
+    for _ in range(len(corr)):
+        order.append(current)
+        reached.append(nearest.index_select(0, current))
+        nearest = torch.maximum(nearest, corr.index_select(0, current).squeeze(0)).index_fill_(0, current, torch.inf)
+        current = nearest.argmin(0, keepdim=True)
+    return torch.cat(order), 1.0 - torch.cat(reached)
+
+
+def coarse_to_fine(generation: Sequence[Tensor], index: Tensor) -> Tensor:
+    """The place of each observation in a coarse-to-fine ordering.
+
+    :param generation: of the levels of every axis, as :func:`generations` gives them, shape (m_i,) each.
+    :param index: flat cell of each observation, shape (N,).
+    :return: a permutation of 0 .. N - 1, shape (N,).
+
+    >>> lags = (torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs()
+    >>> coarse_to_fine(generations([torch.exp(-lags)]), torch.arange(5)).argsort()[:2]
+    tensor([0, 4])
+    """
+    levels = unravel(index, [len(values) for values in generation])
+    own = torch.stack([values[level] for values, level in zip(generation, levels, strict=True)])
+    latest_first = own.sort(0, descending=True).values
+    base = 1 + max(int(values.max()) for values in generation)
+    key, room = torch.zeros_like(index), 2 ** (62 - _HASH_BITS)
+    for value in latest_first:
+        if room < base:
+            break  # of many axes, the latest generations decide
+        key, room = key * base + value, room // base
+    order = (key * 2**_HASH_BITS + _scattered(index)).argsort(stable=True)
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def _scattered(index: Tensor) -> Tensor:
+    """A hash of every cell, the same on every device. shape: (N,)"""
+    mask = 2**31 - 1
+    mixed = (index * _MIXERS[0]) & mask
+    mixed = ((mixed ^ (mixed >> 15)) * _MIXERS[1]) & mask
+    return (mixed ^ (mixed >> 13)) & (2**_HASH_BITS - 1)

@@ -1,0 +1,138 @@
+"""A sparse matrix with a few entries in every column, of which its own and earlier rows in some ordering.
+
+On the CPU, products and triangular solves are those of torch's compressed sparse rows. On other devices, which may have
+none, products are gathers and sums, one entry of every column at a time. A triangular solve ``(D + N) x = b`` then
+repeats ``x <- D^-1 (b - N x)`` until x stays the same: after as many times as the longest chain of neighbours, some
+hundreds, as N is nilpotent.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_SWEEPS_BETWEEN_READS = 20  # of a triangular solve on a device
+
+
+class SparseColumns:
+    """U with ``U[rows[i, j], i] = values[i, j]``, a permuted upper triangular matrix.
+
+    :param rows: shape (N, k), -1 for no entry; the last column is i itself.
+    :param values: shape (N, k), zero where there is no entry.
+    :param rank: place of each row in the ordering: row ``rows[i, j]`` does not come after i. shape (N,)
+
+    >>> U = SparseColumns(torch.tensor([[-1, 0], [0, 1]]), torch.tensor([[0.0, 2.0], [3.0, 4.0]]), torch.arange(2))
+    >>> U.matmul(torch.eye(2))
+    tensor([[2., 3.],
+            [0., 4.]])
+    >>> U.solve(torch.tensor([[2.0], [0.0]])).flatten(), U.mT_solve(torch.tensor([[2.0], [7.0]])).flatten()
+    (tensor([1., 0.]), tensor([1., 1.]))
+    """
+
+    def __init__(self, rows: Tensor, values: Tensor, rank: Tensor) -> None:
+        self.rows, self.values, self.rank = rows, values, rank
+        self._is_sparse = values.device.type == "cpu"
+
+    def to(self, dtype: torch.dtype) -> "SparseColumns":
+        """The same entries in another precision."""
+        return self if dtype == self.values.dtype else SparseColumns(self.rows, self.values.to(dtype), self.rank)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def _by_column(self) -> Tensor:
+        """``U'`` as compressed sparse rows."""
+        return _compressed(self.rows, self.values)
+
+    @cached_property
+    def _by_row(self) -> Tensor:
+        """U as compressed sparse rows."""
+        with _quiet():
+            return self._by_column.t().to_sparse_csr()
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """``U x``. shape: (N, C)"""
+        if self._is_sparse:
+            return self._by_row @ x
+        return self._product(x, self.rows.size(-1))
+
+    def mT_matmul(self, x: Tensor) -> Tensor:
+        """``U' x``. shape: (N, C)"""
+        if self._is_sparse:
+            return self._by_column @ x
+        return self._mT_product(x, self.rows.size(-1))
+
+    def mT_solve(self, x: Tensor) -> Tensor:
+        """``U'^-1 x``. shape: (N, C)"""
+        if not self._is_sparse:
+            return self._by_sweeps(self._mT_product, x)
+        order, lower = self._in_order
+        return _triangular_solve(x[order], lower, upper=False)[self.rank]
+
+    def solve(self, x: Tensor) -> Tensor:
+        """``U^-1 x``. shape: (N, C)"""
+        if not self._is_sparse:
+            return self._by_sweeps(self._product, x)
+        order, lower = self._in_order
+        with _quiet():
+            return _triangular_solve(x[order], lower.t().to_sparse_csr(), upper=True)[self.rank]
+
+    @cached_property
+    def _in_order(self) -> tuple[Tensor, Tensor]:
+        """The rows in order, and ``U'`` in that order, lower triangular."""
+        order = self.rank.argsort()
+        own = self.rows[order]
+        return order, _compressed(torch.where(own >= 0, self.rank[own], -1), self.values[order])
+
+    def _product(self, x: Tensor, width: int) -> Tensor:
+        """The product with the first `width` entries of every column of U. shape: (N, C)"""
+        result = torch.zeros_like(x)
+        for rows, values in zip(self._safe_rows[:width], self.values.mT[:width], strict=True):
+            result.index_add_(0, rows, values.unsqueeze(-1) * x)
+        return result
+
+    def _mT_product(self, x: Tensor, width: int) -> Tensor:
+        """The product with the first `width` entries of every row of U'. shape: (N, C)"""
+        result = torch.zeros_like(x)
+        for rows, values in zip(self._safe_rows[:width], self.values.mT[:width], strict=True):
+            result.addcmul_(values.unsqueeze(-1), x.index_select(0, rows))
+        return result
+
+    @cached_property
+    def _safe_rows(self) -> Tensor:
+        """Rows of the entries, any where there is none. shape: (k, N)"""
+        return self.rows.clamp_min(0).mT.contiguous()
+
+    def _by_sweeps(self, product: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
+        diagonal, others = self.values[:, -1:], self.rows.size(-1) - 1
+        current = x / diagonal
+        for sweep in range(1, len(self) + 1):
+            before, current = current, (x - product(current, others)) / diagonal
+            if sweep % _SWEEPS_BETWEEN_READS == 0 and torch.equal(before, current):
+                break
+        return current
+
+
+def _compressed(columns: Tensor, values: Tensor) -> Tensor:
+    """Compressed sparse rows from the columns of the entries of every row, -1 for none. shape: (N, k) each"""
+    columns, size = columns.to(values.device), len(columns)
+    has = columns >= 0
+    starts = torch.cat([torch.zeros_like(columns[:1, 0]), has.sum(-1).cumsum(0)])
+    with _quiet():
+        return torch.sparse_csr_tensor(starts, columns[has], values[has], (size, size))
+
+
+def _triangular_solve(x: Tensor, matrix: Tensor, upper: bool) -> Tensor:
+    return torch.triangular_solve(x, matrix, upper=upper)[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's notes that compressed sparse tensors are in beta state, and not checked."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
+        yield
