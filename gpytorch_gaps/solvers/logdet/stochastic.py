@@ -21,16 +21,25 @@ def log_quadrature(tridiagonal: Tensor, size: int, mean_is_one: bool = False) ->
         ``n (e_1' T e_1 - 1)``, whose expectation is zero then, is subtracted: the one that leaves the least variance,
         ``<log x, x - 1> / <x - 1, x - 1>`` over the spectrum, which is taken from the other probes.
     """
+    weights, logs = log_residuals(tridiagonal, mean_is_one)
+    return size * (weights * logs).sum(-1)
+
+
+def log_residuals(tridiagonal: Tensor, mean_is_one: bool) -> tuple[Tensor, Tensor]:
+    """Weights of the Ritz values x of every probe, and ``log x`` or ``log x - c (x - 1)``.
+
+    shape: (*batch, probes, k) each
+    """
     values, vectors = torch.linalg.eigh(tridiagonal.double())
     weights, logs = vectors[..., 0, :].square(), values.clamp_min(torch.finfo(values.dtype).tiny).log()
-    estimates = size * (weights * logs).sum(-1)
     if not mean_is_one:
-        return estimates
+        return weights, logs
     excess = values - 1.0
     products, squares = ((weights * excess * other).sum(-1) for other in (logs, excess))
-    products, squares = (own.sum(-1, keepdim=True) - own for own in (products, squares))  # of all other probes
+    if products.size(-1) > 1:
+        products, squares = (own.sum(-1, keepdim=True) - own for own in (products, squares))  # of all other probes
     slopes = torch.where(squares > 0, products / squares.masked_fill(squares <= 0, 1.0), torch.ones_like(squares))
-    return estimates - slopes * size * (weights * excess).sum(-1)
+    return weights, logs - slopes.unsqueeze(-1) * excess
 
 
 def standard_error(estimates: Tensor) -> Tensor:

@@ -3,21 +3,27 @@
 Exact where a dense factorisation is small, or cheaper than an estimate. Otherwise Lanczos goes where the matrix is well
 conditioned: to the observations, where an affordable rank takes the spectrum down to the noise, or where neighbours
 precondition well, so that the preconditioner leaves next to no variance; else to the gaps, unless that costs several
-times as much.
+times as much. Between neighbours and the gaps, what counts is the time that an estimate of a given error takes.
 """
 
+import functools
 import math
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.costs import Plan, best_rank, fill_plan
-from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan
+from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan, neighbour_trial
 from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan, preconditioned_plan
+from gpytorch_gaps.solvers.planning.trial import expected_log_variance, lanczos_trial
 from gpytorch_gaps.solvers.preconditioning import Choice
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _CHEAP_CHOLESKY_ROWS = 800
+_NEGLIGIBLE_ERROR = 1.0  # nats
 _NEIGHBOURS_WORTH = 4.0  # times the seconds of a low rank that stays above the noise: their variance is far smaller
 _GAP_SIDE_WORTH = 25.0  # times the cost of the data side: what the smaller variance of the gap side is worth
 
@@ -72,13 +78,32 @@ def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
         return "gaps", 0.0  # the log-determinant of the whole grid is a sum over eigenvalues
     if config.rank is not None or config.preconditioner != "auto":
         return "data", math.inf
-    data = _data_plan(system, config)
-    if data is None or not system.fillable or data.num_neighbours:
+    if not system.fillable:
+        data = _data_plan(system, config)
         return "data", math.inf if data is None else data.flops
+    eigen = best_rank(system, columns, tolerance) if system.least_noise > 0 else None
+    if eigen is not None and _reaches_noise(eigen, system):
+        return "data", eigen.flops
     gaps = fill_plan(system, columns, tolerance, config.max_iterations)
-    if not _reaches_noise(data, system) and gaps.flops <= _GAP_SIDE_WORTH * data.flops:
+    variance = expected_log_variance(_gap_trial(system), len(system.gap_index))
+    if variance / config.num_probes <= _NEGLIGIBLE_ERROR**2:
+        return "gaps", gaps.flops
+    data = _data_plan(system, config)
+    if data is not None and data.num_neighbours:
+        # what counts is the time that an estimate of a given error takes
+        left = neighbour_trial(system, data.num_neighbours)
+        merit = data.seconds * expected_log_variance(left, system.num_train, mean_is_one=True)
+        return ("gaps", gaps.flops) if gaps.seconds * variance < merit else ("data", data.flops)
+    if data is None or gaps.flops <= _GAP_SIDE_WORTH * data.flops:
         return "gaps", gaps.flops
     return "data", data.flops
+
+
+def _gap_trial(system: GapSystem) -> Tensor:
+    """A few Lanczos steps with the matrix of fill-gaps, made once. shape: (*batch, 1, k, k)"""
+    batch = torch.broadcast_shapes(system.noise.shape[:-1], system.kernel_trace.shape)
+    make = functools.partial(lanczos_trial, system.gap_matmul, len(system.gap_index), batch, system.noise)
+    return system.cached("gap trial", make)
 
 
 # -- the preconditioner on the side of the data ----------------------------------------------------------------------
