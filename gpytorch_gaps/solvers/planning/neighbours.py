@@ -26,7 +26,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _COUNTS = (20, 40)
 _FEWEST_ITERATIONS = 12.0  # that a solve with few neighbours is thought to take before anything is measured
-_MANY_ITERATIONS = 150.0  # an estimate that is likely to be too low: more neighbours are the safer choice
+_MANY_ITERATIONS = 250.0  # an estimate that is likely to be too low: more neighbours are the safer choice
 _SAVED_BY_DOUBLING = 2.5  # times fewer iterations with twice the neighbours
 _SMALL_CHOLESKY_SLOWDOWN = 36.0  # over a matrix product of as many FLOPs
 _BYTES_PER_ENTRY = 300.0  # moved to look up one entry of one factor
