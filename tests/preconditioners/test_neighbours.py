@@ -245,5 +245,5 @@ def test_what_is_no_covariance_is_refused(value):
     matrix = torch.tensor([[1.0, 0.5, 2.0], [0.5, 1.0, 0.5], [2.0, 0.5, 1.0]], dtype=torch.float64)
     matrix = matrix * (1.0 if value < 0 else value)
     lists = neighbour_lists([dense.matern32(3)], torch.arange(3), 2)
-    with pytest.raises(ValueError, match="covariance: got .* expected a positive definite matrix"):
+    with pytest.raises(ValueError, match=r"covariance: got .* expected a positive definite matrix"):
         NeighbourPreconditioner(lambda rows, columns: matrix[rows, columns], torch.zeros(1, dtype=torch.float64), lists)
