@@ -217,10 +217,13 @@ def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
 def _lists(system: NoisySystem, count: int) -> NeighbourLists:
     """The neighbours of every observation; those found for earlier hyperparameters, while these have moved little."""
     factors = _typical_factors(system)
-    kept = _kept_lists.setdefault(system.train_index, {})
-    if count not in kept or not kept[count].still_serve(factors):
-        kept[count] = neighbour_lists(factors, system.train_index, count)
-    return kept[count]
+    index = system.train_index
+    # the same cells may belong to grids of several shapes, and may be changed in place
+    key = (count, system.terms[0].shape, None if index.is_inference() else index._version)
+    kept = _kept_lists.setdefault(index, {})
+    if key not in kept or not kept[key].still_serve(factors):
+        kept[key] = neighbour_lists(factors, index, count)
+    return kept[key]
 
 
 def _typical_factors(system: NoisySystem) -> list[Tensor]:
