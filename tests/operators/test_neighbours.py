@@ -9,11 +9,15 @@ import pytest
 import torch
 from linear_operator.operators import DenseLinearOperator, RootLinearOperator
 
+import gpytorch_gaps
 from gpytorch_gaps import record_solves, settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator, estimates
 from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.solvers.logdet.stochastic import log_quadrature
+from gpytorch_gaps.solvers.warm_start import WarmStart
 from tests import _dense as dense
+from tests._devices import devices
+from tests._standin import count_transfers
 
 EXACT = 1e-8
 NUM = 32
@@ -206,3 +210,45 @@ def test_more_right_hand_sides_than_the_matrix_has_members():
         solution = covariance.operator().solve(rhs)
     matrix = covariance.dense()
     close([solution], [torch.linalg.solve(matrix.expand(3, *matrix.shape), rhs)])
+
+
+@devices
+@pytest.mark.parametrize("case", ["two axes", "noise per point", "noise per axis", "repeated cells", "a sum"])
+def test_likelihoods_where_their_tensors_live(case, device):
+    expected = CASES[case]()
+    noise = tuple(expected.noise) if isinstance(expected.noise, tuple) else (expected.noise,)
+    moved = [axis.detach().to(device) for axis in noise]
+    own = Covariance(
+        *([factor.detach().to(device) for factor in factors] for factors in expected.terms),
+        index=expected.index.to(device),
+        noise=tuple(moved) if len(moved) > 1 else moved[0],
+    )
+    rhs = dense.randn(NUM, 2, seed=1)
+    with settings.num_neighbours(NUM - 1), count_transfers() as counts:
+        quad, logdet = own.operator().inv_quad_logdet(rhs.to(device), logdet=True)
+        gradients = own.gradients(logdet)
+    assert counts.within(gpytorch_gaps).copies == 0
+    matrix = expected.dense()
+    exact = torch.logdet(matrix)
+    close([quad.cpu(), logdet.cpu()], [(rhs * torch.linalg.solve(matrix, rhs)).sum(), exact])
+    close([gradient.cpu() for gradient in gradients], expected.gradients(exact))
+
+
+@pytest.mark.parametrize("case", ["two axes", "a sum"])
+def test_warm_starts_begin_at_the_log_determinant_and_follow_it(case):
+    """With all neighbours the begin of a path is exact; from there a step of some percent is followed to its square."""
+    memory, rhs = WarmStart(num_probes=50, tolerance=1e-10), dense.randn(NUM, 1, seed=1)
+    covariance, values = CASES[case](), []
+    with settings.num_neighbours(NUM - 1), settings.warm_start(memory), record_solves() as solves:
+        for scale in (1.0, 1.03):
+            covariance = Covariance(
+                *([scale * factors[0].detach(), factors[1]] for factors in CASES[case]().terms), noise=0.05
+            )
+            quad, value = covariance.operator().inv_quad_logdet(rhs, logdet=True)
+            values.append((value.detach(), torch.logdet(covariance.dense()).detach()))
+            # while hyperparameters move, solves are loose; the quadratic form has the square of their residuals
+            close([quad], [(rhs * torch.linalg.solve(covariance.dense(), rhs)).sum()], 1e-6)
+    close([values[0][0]], [values[0][1]])
+    assert solves.logdets[-1].reason.startswith("followed")
+    assert abs(float(values[1][0] - values[1][1])) < 4.0 * float(solves.logdets[-1].standard_error) + 1e-3
+    assert sum(report.num_neighbours == NUM - 1 for report in solves) > 0
