@@ -43,7 +43,8 @@ def neighbour_plan(
     """
     if "neighbours" not in config.preconditioners or not system.terms or system.num_train < 2:
         return None
-    first, *others = _COUNTS if config.num_neighbours is None else (config.num_neighbours,)
+    wanted = _COUNTS if config.num_neighbours is None else (config.num_neighbours,)
+    first, *others = sorted({min(count, system.num_train - 1) for count in wanted})
     paid = system.is_cached(("preconditioner", Neighbours(first)))
     setup = 0.0 if paid else setup_seconds(system, first)
     if setup + _solve_seconds(system, first, num_rhs, _FEWEST_ITERATIONS) >= ceiling:
