@@ -17,7 +17,8 @@ from linear_operator.utils.getitem import _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from gpytorch_gaps.operators.base import as_diagonal
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.sums import register_sum
@@ -28,6 +29,7 @@ from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.tensors import same_values
 
 _UNSTRUCTURED_RANK = 100  # of the pivoted Cholesky factor by which a term without structure is preconditioned
+_INTERPOLATED_RANK = 400  # of the eigenvectors by which an interpolated term of a sum is: they are stored
 
 
 class SelectedKroneckerSumOperator(SumLinearOperator):
@@ -91,6 +93,8 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         rank = min(_UNSTRUCTURED_RANK, op.size(-1))
 
         def compute() -> Tensor:
+            if isinstance(op, InterpolatedKroneckerOperator):
+                return op.leading_root(_INTERPOLATED_RANK)
             # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
             root = _as_float64(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
             return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
@@ -160,23 +164,29 @@ register_sum("kernel", SelectedKroneckerSumOperator)
 
 
 def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unstructured:
-    wide, rows = [_as_float64(op) for op in others], others[0].size(-1)
+    wide = [_as_float64(op) for op in others]
     low_rank = [isinstance(op, RootLinearOperator) and op.root.size(-1) <= _UNSTRUCTURED_RANK for op in others]
-    widths = [op.root.size(-1) if isinstance(op, RootLinearOperator) else rows / 2 for op in others]
     assert root is not None
     return Unstructured(
         matmul=lambda x: sum(op._matmul(x) for op in wide),
         dense=lambda: sum(op.to_dense() for op in wide),
         root=root.detach().double(),
         trace=sum(op._diagonal().sum(-1) for op in wide),
-        flops=sum(4.0 * rows * width for width in widths),
+        flops=sum(map(_product_flops, others)),
         is_low_rank=all(low_rank),
     )
 
 
+def _product_flops(op: LinearOperator) -> float:
+    """FLOPs of a product with one column."""
+    if isinstance(op, InterpolatedKroneckerOperator):
+        return op.product_flops
+    return 4.0 * op.size(-1) * (op.root.size(-1) if isinstance(op, RootLinearOperator) else op.size(-1) / 2)
+
+
 def _as_float64(op: LinearOperator) -> LinearOperator:
     """In float64 and detached."""
-    if isinstance(op, SelectedKroneckerOperator):
+    if isinstance(op, KroneckerFactorsOperator):
         return op._as_float64()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
     return op.representation_tree()(*tensors)

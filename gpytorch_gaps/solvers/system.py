@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm, side_by_side
 from gpytorch_gaps.utils.threads import threads_for
 
 _ROUNDINGS_OF_A_RESIDUAL = 8.0  # of a float64 product and residual, in units of eps
@@ -61,6 +61,8 @@ class NoisySystem:
 
     row_scale: Tensor | None = None
     """What residuals are multiplied by to be in the original units, where the system is whitened. (*batch, N, 1)"""
+    gain = 1.0  # a bound on the eigenvalues of ``W W'``: those of ``W K W'`` are at most as many times those of K
+    kind = "a sum of kernels"  # as messages name it
 
     def __init__(
         self,
@@ -132,14 +134,20 @@ class NoisySystem:
         """The product with the whole matrix, in the precision of x. shape: (*batch, N, C)"""
         noise = self.noise.to(x.dtype).unsqueeze(-1)
         if self.terms:
-            grid = spread_cells(x, self.train_index, self.num_cells)
+            grid = self._spread(x)
             total = self.terms[0].matmul(grid)
             for term in self.terms[1:]:
                 total = total + term.matmul(grid)
-            image = torch.addcmul(select_cells(total, self.train_index), noise, x)
+            image = torch.addcmul(self._select(total), noise, x)
         else:
             image = noise * x
         return image if self.other is None else image + self.other.matmul(x.double()).to(x.dtype)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        return spread_cells(x, self.train_index, self.num_cells)
+
+    def _select(self, grid: Tensor) -> Tensor:
+        return select_cells(grid, self.train_index)
 
     def original_matmul(self, x: Tensor) -> Tensor:
         """The product with the matrix before it was whitened. shape: (*batch, N, C)"""
@@ -272,23 +280,21 @@ class NoisySystem:
             own = term.leading(rank)[1] if rank else self.train_index.new_zeros(len(offsets), 0)
             positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
             offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
-        left_out = sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
+        left_out = self.gain * sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))
         all_known = (self.other is None or self.other.is_low_rank) and self.least_noise > 0
-        return LowRankPreconditioner(
-            [_side_by_side(axis) for axis in zip(*(term.eigen().vectors for term in self.terms), strict=True)],
+        return self._preconditioner_of(
+            [side_by_side(axis) for axis in zip(*(term.eigen().vectors for term in self.terms), strict=True)],
             torch.cat(positions, -1),
             self.coefficients(ranks, [term.factors() for term in self.terms]),
-            self.train_index,
-            self.noise,
-            root,
+            root=root,
             left_over=left_out / self.least_noise if all_known else math.inf,
             trace=trace,
         )
 
+    def _preconditioner_of(self, vectors: Any, positions: Tensor, values: Tensor, **kind: Any) -> LowRankPreconditioner:
+        return LowRankPreconditioner(vectors, positions, values, self.train_index, self.noise, **kind)
 
-def _side_by_side(vectors: Sequence[Tensor]) -> Tensor:
-    """shape: (*batch, m, m_t) each -> (*batch, m, Σ m_t)"""
-    if len(vectors) == 1:
-        return vectors[0]
-    batch = torch.broadcast_shapes(*(own.shape[:-2] for own in vectors))
-    return torch.cat([own.expand(*batch, *own.shape[-2:]) for own in vectors], -1)
+    @property
+    def gram_shape(self) -> tuple[int, ...]:
+        """The axes over which the Gram matrix of a preconditioner is contracted."""
+        return self.terms[0].shape
