@@ -13,6 +13,7 @@ one, W selects cells. Products are sparse. Entries of ``W (F_1 ⊗ ... ⊗ F_d) 
 6.25
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,11 +22,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from gpytorch_gaps.linalg.cubic import cubic_on_axis
 from gpytorch_gaps.linalg.gram import masked_gram
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_t_matmul
 from gpytorch_gaps.linalg.selection import unravel
+from gpytorch_gaps.utils.tensors import same_values
 
 _CHUNK_NUMBERS = 2**22  # numbers made at once from the points: 32 MiB of float64
 
@@ -84,8 +87,7 @@ class GridInterpolation:
 
     @property
     def width(self) -> int:
-        """s"""
-        return self.weights.size(-1)
+        return self.weights.size(-1)  # s
 
     @property
     def num_cells(self) -> int:
@@ -93,23 +95,24 @@ class GridInterpolation:
 
     def at(self, index: Any) -> "GridInterpolation":
         """Some of the rows."""
-        return GridInterpolation(self.first[index], self.weights[index], self.shape)
+        return self._with(self.first[index], self.weights[index])
 
     def to(self, device: torch.device | None) -> "GridInterpolation":
         """The rows on another device; weights stay float64."""
         if device is None or device == self.first.device:
             return self
-        return GridInterpolation(self.first.to(device), self.weights.to(device), self.shape)
+        return self._with(self.first.to(device), self.weights.to(device))
+
+    def _with(self, first: Tensor, weights: Tensor) -> "GridInterpolation":
+        """Other rows of the same grid, not checked again: the host would wait for a device."""
+        rows = copy.copy(self)
+        rows.first, rows.weights, rows._sparse = first, weights, {}
+        return rows
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         if not isinstance(other, GridInterpolation) or self.shape != other.shape:
             return False
-        if self.first.shape != other.first.shape or self.first.device != other.first.device:
-            return False
-        same = torch.equal(self.first, other.first) and torch.equal(self.weights, other.weights)
-        return self.weights.shape == other.weights.shape and same
+        return same_values(self.first, other.first) and same_values(self.weights, other.weights)
 
     __hash__ = None  # type: ignore[assignment]  # equality is by value
 
@@ -117,11 +120,16 @@ class GridInterpolation:
 
     def select(self, grid: Tensor) -> Tensor:
         """``W g``, in the precision of g. shape: (*batch, M, C) -> (*batch, N, C)"""
-        return _sparse_product(self._matrix(grid.dtype, transposed=False), grid)
+        return self._product(grid, transposed=False)
 
     def spread(self, v: Tensor) -> Tensor:
         """``W' v``, in the precision of v. shape: (*batch, N, C) -> (*batch, M, C)"""
-        return _sparse_product(self._matrix(v.dtype, transposed=True), v)
+        return self._product(v, transposed=True)
+
+    def _product(self, x: Tensor, transposed: bool) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Product.apply(self, transposed, x)
+        return _sparse_product(self._matrix(x.dtype, transposed), x)
 
     @property
     def flops(self) -> float:
@@ -269,6 +277,19 @@ def _plus_next(q: Tensor, step: int) -> Tensor:
         return q
     beyond = q.new_zeros(*q.shape[:-2], min(step, q.size(-2)), q.size(-1))
     return q + torch.cat([q[..., step:, :], beyond], -2)
+
+
+class _Product(Function):
+    """W or W' times x, with the other as its derivative: torch does not differentiate sparse products of any layout."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: GridInterpolation, transposed: bool, x: Tensor) -> Tensor:
+        ctx.rows, ctx.transposed = rows, transposed
+        return _sparse_product(rows._matrix(x.dtype, transposed), x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, ctx.rows._product(grad_outputs[0], not ctx.transposed)
 
 
 def _sparse_product(matrix: Tensor, x: Tensor) -> Tensor:
