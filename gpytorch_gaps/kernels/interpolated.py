@@ -1,6 +1,5 @@
 """Structured kernel interpolation at scattered points, with our solves: GPyTorch's kernel with another covariance."""
 
-import copy
 from typing import Any
 
 import torch
@@ -76,8 +75,8 @@ def _converted(kernel: Kernel) -> Kernel:
 
 def _with_modules(kernel: Kernel, changed: dict[str, torch.nn.Module]) -> Kernel:
     """A copy with some submodules replaced, which shares its own parameters, priors and constraints with `kernel`."""
-    own = copy.copy(kernel)
-    own._modules = {**kernel._modules, **changed}
+    own = kernel.__class__.__new__(kernel.__class__)  # copy.copy of a GPyTorch kernel shares all of its attributes
+    own.__dict__ = {**kernel.__dict__, "_modules": {**kernel._modules, **changed}}
     return own
 
 
@@ -150,7 +149,8 @@ class InterpolatedGridKernel(GridInterpolationKernel):
         grid = self.grid
 
         def make() -> list[Tensor]:
-            return [torch.linspace(own[0].double(), own[-1].double(), len(own), device=own.device) for own in grid]
+            kind: dict[str, Any] = {"dtype": torch.float64, "device": grid[0].device}
+            return [torch.linspace(own[0].double(), own[-1].double(), len(own), **kind) for own in grid]
 
         return self._known.cached("axes", grid, make)
 

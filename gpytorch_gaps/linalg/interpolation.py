@@ -13,10 +13,10 @@ one, W selects cells. Products are sparse. Entries of ``W (F_1 ⊗ ... ⊗ F_d) 
 6.25
 """
 
-import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -105,9 +105,12 @@ class GridInterpolation:
 
     def _with(self, first: Tensor, weights: Tensor) -> "GridInterpolation":
         """Other rows of the same grid, not checked again: the host would wait for a device."""
-        rows = copy.copy(self)
-        rows.first, rows.weights, rows._sparse = first, weights, {}
+        rows = object.__new__(GridInterpolation)
+        rows.first, rows.weights, rows.shape, rows._sparse = first, weights, self.shape, {}
         return rows
+
+    def __reduce__(self) -> tuple[type["GridInterpolation"], tuple[Any, ...]]:
+        return GridInterpolation, (self.first, self.weights, self.shape)  # torch does not copy sparse matrices
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GridInterpolation) or self.shape != other.shape:
@@ -197,10 +200,8 @@ class GridInterpolation:
 
     def block(self, factors: Sequence[Tensor], columns: "GridInterpolation") -> Tensor:
         """``W_r (F_1 ⊗ ... ⊗ F_d) W_c'``, dense. shape: (*batch, q_i, m_i) each -> (*batch, N_r, N_c)"""
-        value: Any = 1.0
-        for axis, factor in enumerate(factors):
-            value = value * columns.table(axis, self.table(axis, factor).mT).mT
-        return value
+        tables = [columns.table(axis, self.table(axis, factor).mT).mT for axis, factor in enumerate(factors)]
+        return reduce(torch.mul, tables)
 
     def entries(self, factors: Sequence[Tensor], columns: "GridInterpolation", batch: tuple[Any, ...] = ()) -> Tensor:
         """Entries of that block, row n with column n. shape: (*batch, N)
@@ -246,7 +247,9 @@ class GridInterpolation:
         size = self.width ** len(self.shape) * self.num_cells
         mask = scales.new_zeros(*scales.shape[:-1], size)
         pairs = [(s, u) for s in range(self.width) for u in range(s, self.width)]
-        for rows in self._chunks(len(pairs) ** len(self.shape)):
+        step = max(1, _CHUNK_NUMBERS // len(pairs) ** len(self.shape))
+        for start in range(0, len(self), step):
+            rows = slice(start, start + step)
             cells, values = self.first.new_zeros(1, 1), self.weights.new_ones(1, 1)
             for axis, places in enumerate(self.shape):
                 own_cells, own_values = _squares(self.first[rows, axis], self.weights[rows, axis], pairs, places)
@@ -254,10 +257,6 @@ class GridInterpolation:
                 values = (values.unsqueeze(-1) * own_values.unsqueeze(-2)).flatten(1)
             mask = mask.index_add(-1, cells.flatten(), (scales[..., rows, None] * values).flatten(-2))
         return mask
-
-    def _chunks(self, numbers: int) -> Iterator[slice]:
-        size = max(1, _CHUNK_NUMBERS // numbers)
-        return (slice(start, start + size) for start in range(0, len(self), size))
 
 
 def _squares(first: Tensor, weights: Tensor, pairs: Sequence[tuple[int, int]], places: int) -> tuple[Tensor, Tensor]:
@@ -280,7 +279,7 @@ def _plus_next(q: Tensor, step: int) -> Tensor:
 
 
 class _Product(Function):
-    """W or W' times x, with the other as its derivative: torch does not differentiate sparse products of any layout."""
+    """W or W' times x, whose derivative is a product with the other, which is at hand."""
 
     @staticmethod
     def forward(ctx: Any, rows: GridInterpolation, transposed: bool, x: Tensor) -> Tensor:
