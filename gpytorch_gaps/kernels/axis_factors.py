@@ -30,15 +30,14 @@ def check_factorises(kernel: Kernel, num_axes: int) -> None:
 
 
 def _check(kernel: Kernel, columns: tuple[int, ...]) -> None:
-    if len(columns) == 1:
-        return None
-    if isinstance(kernel, ScaleKernel):
-        return _check(kernel.base_kernel, columns)
-    if isinstance(kernel, ProductKernel):
-        for child in kernel.kernels:
-            _check(child, resolve_active_dims(child, columns))
-        return None
-    name = f"base_kernel: got {type(kernel).__name__} on {len(columns)} columns"
+    seen = _seen(kernel, columns)
+    if len(seen) == 1:
+        return
+    if isinstance(kernel, ScaleKernel | ProductKernel):
+        for child, own in _children(kernel, columns):
+            _check(child, own)
+        return
+    name = f"base_kernel: got {type(kernel).__name__} on {len(seen)} columns"
     if isinstance(kernel, AdditiveKernel):
         raise ValueError(
             f"{name}, expected a product over columns; a sum is none: add kernels, GridInterpolationKernel(first) + "
@@ -49,7 +48,21 @@ def _check(kernel: Kernel, columns: tuple[int, ...]) -> None:
             f"{name}, expected a stationary kernel of unit variance, such as RBFKernel or MaternKernel, a product of "
             "kernels with one column each (active_dims), or these in a ScaleKernel: no other factors over the columns"
         )
-    return None
+
+
+def _children(kernel: Kernel, columns: tuple[int, ...]) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """The kernels inside of a scale, a sum or a product, each with the columns that it is evaluated on."""
+    if isinstance(kernel, ScaleKernel):  # which has the `active_dims` of its kernel
+        return [(kernel.base_kernel, columns)]
+    if isinstance(kernel, AdditiveKernel | ProductKernel):
+        return [(child, resolve_active_dims(child, columns)) for child in kernel.kernels]
+    return []
+
+
+def _seen(kernel: Kernel, columns: tuple[int, ...]) -> set[int]:
+    """The columns that a kernel depends on, of those that it is evaluated on."""
+    children = _children(kernel, columns)
+    return set(columns) if not children else set().union(*(_seen(child, own) for child, own in children))
 
 
 def _has_unit_variance(kernel: Kernel, columns: Sequence[int]) -> bool:
@@ -77,24 +90,22 @@ def _factors(
     kernel: Kernel, columns: tuple[int, ...], axes: Sequence[Tensor], params: dict[str, Any]
 ) -> list[Tensor | None]:
     """A factor for every axis; None for ones."""
-    if isinstance(kernel, ScaleKernel):
-        inner = _factors(kernel.base_kernel, columns, axes, params)
-        first = columns[0]
-        own = inner[first]
-        assert own is not None
-        inner[first] = kernel.outputscale[..., None, None].to(own.dtype) * own
-        return inner
     found: list[Tensor | None] = [None] * len(axes)
-    if isinstance(kernel, ProductKernel):
-        for child in kernel.kernels:
-            inner = _factors(child, resolve_active_dims(child, columns), axes, params)
-            pairs = zip(found, inner, strict=True)
+    if isinstance(kernel, ScaleKernel | ProductKernel):
+        for child, own in _children(kernel, columns):
+            pairs = zip(found, _factors(child, own, axes, params), strict=True)
             found = [b if a is None else a if b is None else a * b for a, b in pairs]
+        if isinstance(kernel, ScaleKernel):
+            number, first = next((number, factor) for number, factor in enumerate(found) if factor is not None)
+            found[number] = kernel.outputscale[..., None, None].to(first.dtype) * first
         return found
+    seen = _seen(kernel, columns)
     for place, column in enumerate(columns):
-        x = torch.zeros(len(axes[column]), len(columns), dtype=axes[column].dtype, device=axes[column].device)
-        x[:, place] = axes[column]
-        found[column] = covariance_in_float64(kernel, x, x, columns_selected=True, **params)
+        if column in seen:
+            axis = axes[column]
+            x = torch.zeros(len(axis), len(columns), dtype=axis.dtype, device=axis.device)
+            x[:, place] = axis
+            found[column] = covariance_in_float64(kernel, x, x, columns_selected=True, **params)
     return found
 
 
