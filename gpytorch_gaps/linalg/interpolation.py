@@ -14,20 +14,19 @@ one, W selects cells. Products are sparse. Entries of ``W (F_1 ⊗ ... ⊗ F_d) 
 """
 
 import math
-import warnings
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from gpytorch_gaps.linalg.cubic import cubic_on_axis
 from gpytorch_gaps.linalg.gram import masked_gram
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_t_matmul
 from gpytorch_gaps.linalg.selection import unravel
+from gpytorch_gaps.linalg.sparse_rows import SparseRows
 from gpytorch_gaps.utils.tensors import same_values
 
 _CHUNK_NUMBERS = 2**22  # numbers made at once from the points: 32 MiB of float64
@@ -58,7 +57,6 @@ class GridInterpolation:
         last = torch.tensor(self.shape, device=first.device) - self.width
         if len(first) and bool(((first < 0) | (first > last)).any()):
             raise ValueError(f"GridInterpolation: first: {self.width} places from there on leave axes of {self.shape}")
-        self._sparse: dict[tuple[torch.dtype, bool], Tensor] = {}
 
     @classmethod
     def cubic(cls, axes: Sequence[Tensor], x: Tensor) -> "GridInterpolation":
@@ -106,7 +104,7 @@ class GridInterpolation:
     def _with(self, first: Tensor, weights: Tensor) -> "GridInterpolation":
         """Other rows of the same grid, not checked again: the host would wait for a device."""
         rows = object.__new__(GridInterpolation)
-        rows.first, rows.weights, rows.shape, rows._sparse = first, weights, self.shape, {}
+        rows.first, rows.weights, rows.shape = first, weights, self.shape
         return rows
 
     def __reduce__(self) -> tuple[type["GridInterpolation"], tuple[Any, ...]]:
@@ -121,18 +119,17 @@ class GridInterpolation:
 
     # -- sparse products ---------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _sparse(self) -> SparseRows:
+        return SparseRows(*self._entries(), self.num_cells)
+
     def select(self, grid: Tensor) -> Tensor:
         """``W g``, in the precision of g. shape: (*batch, M, C) -> (*batch, N, C)"""
-        return self._product(grid, transposed=False)
+        return self._sparse.matmul(grid)
 
     def spread(self, v: Tensor) -> Tensor:
         """``W' v``, in the precision of v. shape: (*batch, N, C) -> (*batch, M, C)"""
-        return self._product(v, transposed=True)
-
-    def _product(self, x: Tensor, transposed: bool) -> Tensor:
-        if torch.is_grad_enabled() and x.requires_grad:
-            return _Product.apply(self, transposed, x)
-        return _sparse_product(self._matrix(x.dtype, transposed), x)
+        return self._sparse.t_matmul(v)
 
     @property
     def flops(self) -> float:
@@ -141,28 +138,8 @@ class GridInterpolation:
 
     def dense(self) -> Tensor:
         """W. shape: (N, M)"""
-        return self._matrix(torch.float64, transposed=False).to_dense()
-
-    def _matrix(self, dtype: torch.dtype, transposed: bool) -> Tensor:
-        key = (dtype, transposed)
-        if key not in self._sparse:
-            wide = self._csr(transposed) if dtype == torch.float64 else self._matrix(torch.float64, transposed)
-            self._sparse[key] = wide.to(dtype)
-        return self._sparse[key]
-
-    def _csr(self, transposed: bool) -> Tensor:
-        columns, values = self._entries()
-        rows = torch.arange(len(self), device=columns.device).repeat_interleave(columns.size(-1))
-        columns, values, size = columns.flatten(), values.flatten(), (len(self), self.num_cells)
-        starts = torch.arange(len(self) + 1, device=columns.device) * self.width ** len(self.shape)
-        if transposed:
-            order = columns.argsort(stable=True)
-            counts = torch.bincount(columns, minlength=self.num_cells)
-            starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-            columns, values, size = rows[order], values[order], (self.num_cells, len(self))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-            return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
+        zeros = self.weights.new_zeros(len(self), self.num_cells)
+        return zeros.scatter_add(-1, self._sparse.columns, self._sparse.values)
 
     def _entries(self) -> tuple[Tensor, Tensor]:
         """Flat cells of every row, ascending, and their weights. shape: (N, s^d) each"""
@@ -182,8 +159,7 @@ class GridInterpolation:
         """
         if not len(self):
             return self.weights.new_ones(())
-        cells, values = self._entries()
-        sizes = values.abs()
+        cells, sizes = self._sparse.columns, self._sparse.values.abs()
         columns = sizes.new_zeros(self.num_cells).index_add(0, cells.flatten(), sizes.flatten())
         return sizes.sum(-1).amax() * columns.amax()
 
@@ -276,25 +252,3 @@ def _plus_next(q: Tensor, step: int) -> Tensor:
         return q
     beyond = q.new_zeros(*q.shape[:-2], min(step, q.size(-2)), q.size(-1))
     return q + torch.cat([q[..., step:, :], beyond], -2)
-
-
-class _Product(Function):
-    """W or W' times x, whose derivative is a product with the other, which is at hand."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: GridInterpolation, transposed: bool, x: Tensor) -> Tensor:
-        ctx.rows, ctx.transposed = rows, transposed
-        return _sparse_product(rows._matrix(x.dtype, transposed), x)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, Tensor]:
-        return None, None, ctx.rows._product(grad_outputs[0], not ctx.transposed)
-
-
-def _sparse_product(matrix: Tensor, x: Tensor) -> Tensor:
-    """shape: (n, m) and (*batch, m, C) -> (*batch, n, C)"""
-    if x.dim() == 2:
-        return matrix @ x
-    batch, columns = x.shape[:-2], x.size(-1)
-    flat = x.movedim(-2, 0).reshape(x.size(-2), -1)
-    return (matrix @ flat).reshape(-1, *batch, columns).movedim(0, -2)
