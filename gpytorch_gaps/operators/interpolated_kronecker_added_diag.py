@@ -11,6 +11,7 @@ from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKronecker
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.sums import register_sum
 from gpytorch_gaps.solvers.interpolated_system import InterpolatedSystem
+from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 
 
 class InterpolatedKroneckerAddedDiagOperator(NoisyGridOperator):
@@ -60,11 +61,12 @@ class InterpolatedKroneckerAddedDiagOperator(NoisyGridOperator):
 
     def system(self) -> InterpolatedSystem:
         kernel, noise = self._linear_op, self.noise_tensor()
-        # W is no tensor: an operator whose rows differ has a cache of its own
         return kernel.cache.cached(
             "system",
-            (*kernel.factors, noise),
-            lambda: InterpolatedSystem(kernel.factors, kernel.rows, noise, kernel.shared_eigen(), self.dtype),
+            (*kernel.factors, kernel.rows.first, kernel.rows.weights, noise),
+            lambda: InterpolatedSystem(
+                [KroneckerTerm(kernel.factors, kernel.shared_eigen())], kernel.rows, noise, dtype=self.dtype
+            ),
         )
 
 

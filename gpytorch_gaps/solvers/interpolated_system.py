@@ -1,4 +1,4 @@
-"""A Kronecker product interpolated at scattered points, ``(W K W' + D) a = y``: structured kernel interpolation."""
+"""Kronecker products interpolated at scattered points, ``(W K W' + D) a = y``: structured kernel interpolation."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -7,39 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.eigen import KroneckerEigen
 from gpytorch_gaps.linalg.interpolation import GridInterpolation
 from gpytorch_gaps.preconditioners.interpolated import InterpolatedPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
-from gpytorch_gaps.solvers.system import NoisySystem
+from gpytorch_gaps.solvers.system import NoisySystem, Unstructured
 
 
 class InterpolatedSystem(NoisySystem):
-    """``(W K W' + D) a = y``, W interpolating.
+    """``(Σ_t W K_t W' + E + D) a = y``, W interpolating.
 
-    :param factors: K_i, symmetric positive semi-definite, shape (*batch, m_i, m_i) each.
+    :param terms: the Kronecker products K_t, on one grid.
     :param rows: W.
     :param noise: D, shape (*batch, 1) or (*batch, N).
-    :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
+    :param other: E.
     :param dtype: precision of the model.
     """
 
-    kind = "an interpolated Kronecker product"
-
     def __init__(
         self,
-        factors: Sequence[Tensor],
+        terms: Sequence[KroneckerTerm],
         rows: GridInterpolation,
         noise: Tensor,
-        shared: dict[str, KroneckerEigen] | None = None,
+        other: Unstructured | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.rows = rows
         # where W selects, cells tell observations apart; here, the places and weights do
         places = torch.cat([rows.first.double(), rows.weights.flatten(1)], -1)
-        super().__init__([KroneckerTerm(factors, shared)], places, noise, len(rows), dtype=dtype)
+        super().__init__(terms, places, noise, len(rows), other, dtype=dtype)
         self.gain = float(rows.norm_bound())
+        alone = len(self.terms) == 1 and other is None
+        self.kind = "an interpolated Kronecker product" if alone else "a sum of interpolated kernels"
 
     def _spread(self, x: Tensor) -> Tensor:
         return self.rows.spread(x)
@@ -52,12 +51,14 @@ class InterpolatedSystem(NoisySystem):
         return super().product_flops + 2.0 * self.rows.flops
 
     def dense(self) -> Tensor:
-        block = self.rows.block(self.terms[0].factors(), self.rows)
-        return block + torch.diag_embed(self.noise.expand(*self.noise.shape[:-1], self.num_train))
+        blocks = [self.rows.block(term.factors(), self.rows) for term in self.terms]
+        blocks += [] if self.other is None else [self.other.dense()]
+        return sum(blocks, torch.diag_embed(self.noise.expand(*self.noise.shape[:-1], self.num_train)))
 
     @cached_property
     def kernel_trace(self) -> Tensor:
-        return self.rows.entries(self.terms[0].factors(), self.rows).sum(-1)
+        total = self.noise.new_zeros(()) if self.other is None else self.other.trace.detach().double()
+        return sum((self.rows.entries(term.factors(), self.rows).sum(-1) for term in self.terms), total)
 
     @cached_property
     def least_eigenvalue(self) -> float:
@@ -66,7 +67,7 @@ class InterpolatedSystem(NoisySystem):
 
     @cached_property
     def _row_norm(self) -> Tensor:
-        return self.gain * self.terms[0].row_norm
+        return self.gain * super()._row_norm
 
     @property
     def gram_shape(self) -> tuple[int, ...]:

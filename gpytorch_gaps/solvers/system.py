@@ -277,7 +277,7 @@ class NoisySystem:
             return LowRankPreconditioner([alone], nothing, alone.new_zeros(0), rows, self.noise, root, trace=trace)
         positions, offsets = [], [0] * len(self.terms[0].shape)
         for term, rank in zip(self.terms, ranks, strict=True):
-            own = term.leading(rank)[1] if rank else self.train_index.new_zeros(len(offsets), 0)
+            own = term.leading(rank)[1] if rank else term.leading(1)[1][:, :0]
             positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
             offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
         left_out = self.gain * sum(term.left_out(rank) for term, rank in zip(self.terms, ranks, strict=True))

@@ -84,7 +84,7 @@ def test_the_covariance_is_that_of_the_base_kernel(base):
         kernel = preconditioned_ski(ski(own, sizes)).double()
         covariance = kernel(x1, x2).evaluate_kernel()
         assert isinstance(covariance, InterpolatedKroneckerOperator)
-        errors.append(float((covariance.to_dense() - exact).abs().max()))
+        errors.append((covariance.to_dense() - exact).abs().max().item())
         torch.testing.assert_close(kernel(x1, x1, diag=True), covariance_diagonal(kernel, x1), rtol=1e-12, atol=1e-12)
     assert errors[0] < 1e-2
     assert errors[1] < 0.3 * errors[0]

@@ -7,7 +7,7 @@ import linear_operator
 import pytest
 import torch
 from linear_operator.operators import AddedDiagLinearOperator as Upstream
-from linear_operator.operators import DenseLinearOperator, DiagLinearOperator
+from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, RootLinearOperator
 
 from gpytorch_gaps import record_solves, settings
 from gpytorch_gaps.operators import (
@@ -186,6 +186,62 @@ def test_sums_stay_ours():
         dense = first.to_dense() + other.to_dense() + 1e-2 * torch.eye(NUM_POINTS, dtype=torch.float64)
         assert relative(solution, torch.linalg.solve(dense, rhs)) < 1e-7
         assert solves[-1].converged
+
+
+def test_a_sum_on_one_grid_has_the_eigenvectors_of_every_term():
+    """With a linear kernel beside, values and gradients against dense; and fewer iterations than with one term's."""
+    weights = rand(NUM_POINTS, 2, seed=5)
+    linear = RootLinearOperator(weights)
+    rhs = rand(NUM_POINTS, 1, seed=1)
+
+    def terms(lengthscales):
+        return squared_exponential(lengthscales), [0.1 * matern(lengthscales)[0], matern(lengthscales)[1]]
+
+    def exact(lengthscales, noise):
+        kernel = sum(torch.kron(*factors) for factors in terms(lengthscales))
+        matrix = W @ kernel @ W.mT + weights @ weights.mT + noise * torch.eye(NUM_POINTS, dtype=torch.float64)
+        return (rhs * torch.linalg.solve(matrix, rhs)).sum(), torch.linalg.slogdet(matrix).logabsdet
+
+    def ours(lengthscales, noise):
+        other = GridInterpolation.cubic(AXES, rand(NUM_POINTS, 2))  # the same points, found by their values
+        first, second = (
+            InterpolatedKroneckerOperator(*factors, rows=rows)
+            for factors, rows in zip(terms(lengthscales), (ROWS, other), strict=True)
+        )
+        noisy = (first + second + linear).add_diagonal(noise)
+        assert len(noisy.system().terms) == 2
+        return noisy.inv_quad_logdet(rhs, logdet=True)
+
+    tight = settings.train_tolerance(1e-12)
+    with tight, settings.gap_method("ignore"), settings.logdet_method("exact"), record_solves() as solves:
+        for found, expected in zip(*(values_and_gradients(which) for which in (ours, exact)), strict=True):
+            assert relative(found, expected) < EXACT
+    assert solves[-1].converged
+    assert solves[-1].iterations < 60
+    assert "a sum of interpolated kernels" in solves[-1].reason
+
+
+def values_and_gradients(function):
+    lengthscales, noise = parameters(CONSTANT)
+    values = function(lengthscales, noise)
+    return [
+        part
+        for value in values
+        for part in (value.detach(), *torch.autograd.grad(value, [lengthscales, noise], retain_graph=True))
+    ]
+
+
+def test_points_of_a_part_are_not_those_of_the_whole():
+    """Kernel and noise are the same tensors; only the points differ."""
+    kernel = InterpolatedKroneckerOperator(*matern([0.2, 0.3]), rows=ROWS)
+    total = kernel + InterpolatedKroneckerOperator(*squared_exponential([0.2, 0.3]), rows=ROWS)
+    rhs = rand(NUM_POINTS, 1)
+    for whole in (kernel, total):
+        whole.add_diagonal(CONSTANT).solve(rhs)
+        part = whole[..., :300, :300]
+        dense = whole.to_dense()[:300, :300] + CONSTANT * torch.eye(300, dtype=torch.float64)
+        solution = part.add_diagonal(CONSTANT).solve(rhs[:300])
+        assert relative(dense @ solution, rhs[:300]) < 1e-5
 
 
 def test_float32_models_are_solved_in_float64():

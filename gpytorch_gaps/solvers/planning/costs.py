@@ -242,7 +242,7 @@ def about_sum(system: NoisySystem) -> str:
     """How a report names a sum of kernels, or an interpolated product; empty for a product at cells."""
     if isinstance(system, GapSystem):
         return ""
-    if system.kind != NoisySystem.kind:
+    if system.kind != NoisySystem.kind:  # interpolated
         return f"{system.kind}, "
     count = len(system.terms)
     return f"a sum with {count} Kronecker term{'s' if count != 1 else ''}, "
