@@ -17,6 +17,7 @@ from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import cast_entries, full_float32
 from gpytorch_gaps.utils.tensors import same_values
 
+_FEWEST_PLACES = 6  # of which the outermost two are beyond the points
 _MARGIN = 2.01  # spacings between the points and the border of a grid that is made for them, as in GPyTorch
 
 
@@ -103,7 +104,7 @@ class InterpolatedGridKernel(GridInterpolationKernel):
     :param num_dims: the number of axes, if there are no `grid_bounds`.
     :param grid_bounds: smallest and largest coordinate on every axis. Default: those of the training points.
     :param active_dims: the input columns to use, one per axis.
-    :raises ValueError: if the base kernel does not factor over the columns.
+    :raises ValueError: if an axis has too few places, or the base kernel does not factor over the columns.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> kernel = InterpolatedGridKernel(RBFKernel(), [20, 30], grid_bounds=((0.0, 1.0), (0.0, 1.0)))
@@ -111,10 +112,15 @@ class InterpolatedGridKernel(GridInterpolationKernel):
     (30, 30)
     """
 
+    grid_bounds: Any
+
     def __init__(self, base_kernel: Kernel, grid_size: Any, **options: Any) -> None:
+        sizes = [grid_size] if isinstance(grid_size, int) else list(grid_size)
+        if min(sizes) < _FEWEST_PLACES:
+            raise ValueError(f"grid_size: got {grid_size}, expected at least {_FEWEST_PLACES} places on every axis")
         super().__init__(base_kernel, grid_size, **options)
         check_factorises(base_kernel, self.num_dims)
-        self._known = TensorCache()
+        self._known = TensorCache(size=12)
 
     @full_float32()
     def forward(
@@ -157,7 +163,8 @@ class InterpolatedGridKernel(GridInterpolationKernel):
     def _rows(self, x: Tensor, training: bool) -> GridInterpolation:
         """The interpolation at x, looked up once; before that, the grid is made where it has to be."""
         if self.grid_is_dynamic:
-            self._known.cached("fitted", (x, *self.grid), lambda: self._fit_grid(x, training and self.training))
+            may_change = training and self.training
+            self._known.cached(("fitted", may_change), (x, *self.grid), lambda: self._fit_grid(x, may_change))
         return self._known.cached("rows", (x, *self.grid), lambda: GridInterpolation.cubic(self._axes(), x))
 
     def _fit_grid(self, x: Tensor, may_change: bool) -> None:
@@ -165,11 +172,12 @@ class InterpolatedGridKernel(GridInterpolationKernel):
         if not len(x):
             return
         low, high = torch.stack([x.amin(0), x.amax(0)]).tolist()
-        inside = all(a <= b and c <= d for (a, d), b, c in zip(self._tight_grid_bounds, low, high, strict=True))
+        inside = all(a <= b and c <= d for (a, d), b, c in zip(self.grid_bounds, low, high, strict=True))
         if bool(self.has_initialized_grid) and (inside or not may_change):
             return
         sides = list(zip(self.grid_sizes, low, high, strict=True))
-        spacings = [(c - b) / (size - 2 * _MARGIN) for size, b, c in sides]
+        # a column with a single value gets a narrow axis around it
+        spacings = [(c - b) / (size - 2 * _MARGIN) or 1e-3 * max(1.0, abs(b)) for size, b, c in sides]
         bounds = [(b - _MARGIN * own, c + _MARGIN * own) for (_, b, c), own in zip(sides, spacings, strict=True)]
         self.grid_bounds = tuple(bounds)
         like = self.grid[0]

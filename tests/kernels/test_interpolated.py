@@ -175,6 +175,7 @@ REFUSED = {
         lambda: preconditioned_ski(AdditiveStructureKernel(ski(RBFKernel(), [9], grid_bounds=((0.0, 1.0),)), 2)),
         "inside of AdditiveStructureKernel",
     ),
+    "few places": (lambda: preconditioned_ski(ski(RBFKernel(), (5, 9))), "at least 6 places"),
     "a sum": (lambda: preconditioned_ski(ski(RBFKernel() + MaternKernel())), r"AdditiveKernel on 2 columns.*a sum is"),
     "a sum over columns": (
         lambda: preconditioned_ski(ski(RBFKernel(active_dims=[0]) + RBFKernel(active_dims=[1]))),
@@ -363,11 +364,22 @@ def test_a_grid_is_made_for_the_training_points_and_kept_for_predictions():
     kernel.eval()
     kernel(x[:3] + 0.01, x).evaluate_kernel()
     assert all(torch.equal(own, other) for own, other in zip(kernel.grid, made, strict=True))
-    with pytest.raises(ValueError, match="expected points on the grid"):
-        kernel(x + 9.0, x).evaluate_kernel()
+    elsewhere = x + 9.0
+    for other in (x, elsewhere):
+        with pytest.raises(ValueError, match="expected points on the grid"):
+            kernel(elsewhere, other).evaluate_kernel()
     kernel.train()
-    kernel(x + 9.0).evaluate_kernel()  # other training points, another grid
-    assert kernel.grid[0][0] > made[0][-1]
+    kernel(elsewhere).evaluate_kernel()  # other training points, another grid
+    moved = kernel.grid[0]
+    assert moved[0] > made[0][-1]
+    kernel(elsewhere).evaluate_kernel()
+    assert kernel.grid[0] is moved  # made once
+
+
+def test_a_grid_for_points_with_one_coordinate():
+    kernel = preconditioned_ski(ski(RBFKernel(), (30, 24), num_dims=2)).double()
+    x = torch.stack([rand(20), torch.full((20,), 3.0, dtype=torch.float64)], -1)
+    torch.testing.assert_close(kernel(x).to_dense(), kernel.base_kernel(x).to_dense(), rtol=1e-4, atol=1e-4)
 
 
 def test_other_training_points_of_a_fixed_grid():
