@@ -5,7 +5,7 @@
 50,000 points at random on the unit square, a grid of 200 x 150 places, data drawn from the model. The same system is
 solved to a relative residual of 1e-6 by our solver, which chooses its rank, and by linear_operator's conjugate
 gradients with its own preconditioner, a pivoted Cholesky factor. Both use our product with the matrix, so that
-iterations and seconds are those of the preconditioner alone. The defaults take about three minutes on one core.
+iterations and seconds are those of the preconditioner alone. The defaults take three to five minutes on one core.
 """
 
 import argparse
