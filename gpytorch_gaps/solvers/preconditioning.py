@@ -17,8 +17,8 @@ the whole matrix (``dense``), the variances of the noise (``noise``), and the nu
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -195,7 +195,17 @@ def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None)
 
 # -- neighbours ------------------------------------------------------------------------------------------------------
 
-_kept_lists: Any = WeakTensorKeyDictionary()  # of observed cells: they serve one training step after the other
+
+@dataclass
+class _Kept:
+    """What is kept for one set of observed cells, from one training step to the next."""
+
+    lists: dict[Hashable, NeighbourLists] = field(default_factory=dict)
+    count: int | None = None
+    """The number of neighbours that was found to be best."""
+
+
+_kept: Any = WeakTensorKeyDictionary()  # keyed by the cells: it is freed with them
 
 
 def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
@@ -207,14 +217,34 @@ def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
 
 def _lists(system: NoisySystem, count: int) -> NeighbourLists:
     """The neighbours of every observation; those found for earlier hyperparameters, while these have moved little."""
-    factors = _typical_factors(system)
+    factors, key = _typical_factors(system), _key(system, count)
+    lists = _kept.setdefault(system.train_index, _Kept()).lists
+    if key not in lists or not lists[key].still_serve(factors):
+        lists[key] = neighbour_lists(factors, system.train_index, count)
+    return lists[key]
+
+
+def _key(system: NoisySystem, count: int) -> Hashable:
+    """The same cells may belong to grids of several shapes, and may be changed in place."""
     index = system.train_index
-    # the same cells may belong to grids of several shapes, and may be changed in place
-    key = (count, system.terms[0].shape, None if index.is_inference() else index._version)
-    kept = _kept_lists.setdefault(index, {})
-    if key not in kept or not kept[key].still_serve(factors):
-        kept[key] = neighbour_lists(factors, index, count)
-    return kept[key]
+    return count, system.terms[0].shape, None if index.is_inference() else index._version
+
+
+def remember_count(system: NoisySystem, count: int) -> None:
+    """Keeps the best number of neighbours for the next systems on the same cells."""
+    _kept.setdefault(system.train_index, _Kept()).count = count
+
+
+def remembered_count(system: NoisySystem) -> int | None:
+    """The number of neighbours that was best for hyperparameters close to these; None where it is not known."""
+    kept = _kept.get(system.train_index)
+    lists = None if kept is None or kept.count is None else kept.lists.get(_key(system, kept.count))
+    return kept.count if lists is not None and lists.still_serve(_typical_factors(system)) else None
+
+
+def forget_neighbours() -> None:
+    """Drops all that is kept: a run that is resumed from a checkpoint has nothing, and must take the same steps."""
+    _kept.clear()
 
 
 def _typical_factors(system: NoisySystem) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods.noise import GivenNoise
+from gpytorch_gaps.solvers.preconditioning import forget_neighbours
 from gpytorch_gaps.training.history import History
 from gpytorch_gaps.utils.checkpoint import CheckpointFile
 from gpytorch_gaps.utils.files import digest
@@ -53,6 +54,7 @@ class Checkpoint:
 
     def save(self) -> None:
         """Writes the last completed step."""
+        forget_neighbours()
         if not self.run.comm.is_main:
             return
         state, history = self.run.state, copy.deepcopy(self.run.history)

@@ -53,7 +53,8 @@ def fit(
     :param progress: whether to show a progress bar on stderr.
     :param checkpoint: file to which the state is saved at the start, every `checkpoint_every` steps and at the end. If
         it exists, the run resumes from it, with its parameters, optimizer and random state of torch. The trajectory
-        is that of an uninterrupted run, bit for bit on the same machine. A finished run returns immediately.
+        is that of an uninterrupted run with the same checkpoints, bit for bit on the same machine. A finished run
+        returns immediately.
     :param checkpoint_every: number of steps between saves.
     :param patience: number of steps without improvement after which L-BFGS replaces the optimizer. An improvement is a
         decrease of the mean of the last five losses by `min_improvement`. L-BFGS uses fixed probes and stops when a

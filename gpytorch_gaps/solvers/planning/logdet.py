@@ -20,7 +20,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _CHEAP_CHOLESKY_ROWS = 800
 _NEGLIGIBLE_ERROR = 1.0  # nats
-_NEIGHBOURS_WORTH = 4.0  # times the seconds of a low rank that stays above the noise: their variance is far smaller
+_NEIGHBOURS_WORTH = 2.0  # times the seconds of a low rank that stays above the noise: their variance is far smaller
 _GAP_SIDE_WORTH = 25.0  # times the cost of the data side: what the smaller variance of the gap side is worth
 
 
@@ -120,7 +120,7 @@ def _make_data_plan(system: NoisySystem, columns: int, tolerance: float, config:
     if eigen is not None and _reaches_noise(eigen, system):
         return eigen
     worth = math.inf if eigen is None else _NEIGHBOURS_WORTH * eigen.seconds
-    neighbours = neighbour_plan(system, columns, tolerance, config, worth)
+    neighbours = neighbour_plan(system, columns, tolerance, config, worth, gradients=True)
     useless = neighbours is None or (eigen is not None and neighbours.seconds > worth)
     return eigen if useless else neighbours
 

@@ -21,7 +21,7 @@ from gpytorch_gaps.solvers.planning.costs import (
     system_rates,
 )
 from gpytorch_gaps.solvers.planning.trial import expected_condition, lanczos_trial
-from gpytorch_gaps.solvers.preconditioning import Neighbours, preconditioner
+from gpytorch_gaps.solvers.preconditioning import Neighbours, preconditioner, remember_count, remembered_count
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _COUNTS = (20, 40)
@@ -31,32 +31,42 @@ _SAVED_BY_DOUBLING = 2.5  # times fewer iterations with twice the neighbours
 _SMALL_CHOLESKY_SLOWDOWN = 36.0  # over a matrix product of as many FLOPs
 _BYTES_PER_ENTRY = 300.0  # moved to look up one entry of one factor
 _BYTES_PER_NEIGHBOUR = 20000.0  # moved to find one
+_GRADIENT_WORK = 8.0  # times that of looking up all entries
 _SETUP_CALLS = 4000.0  # of torch
 
 
 def neighbour_plan(
-    system: NoisySystem, num_rhs: int, reduction: float, config: SolveConfig, ceiling: float = math.inf
+    system: NoisySystem,
+    num_rhs: int,
+    reduction: float,
+    config: SolveConfig,
+    ceiling: float = math.inf,
+    gradients: bool = False,
 ) -> Plan | None:
     """Ignore-gaps with the neighbours preconditioner, which is set up and tried; None where that cannot pay.
 
     :param ceiling: seconds of the best alternative.
+    :param gradients: whether ``log|P|`` is differentiated, which takes longer than its set-up.
     """
     if "neighbours" not in config.preconditioners or not (system.terms and system.on_cells) or system.num_train < 2:
         return None
-    wanted = _COUNTS if config.num_neighbours is None else (config.num_neighbours,)
+    known = config.num_neighbours or (remembered_count(system) if gradients else None)
+    wanted = _COUNTS if known is None else (known,)
     first, *others = sorted({min(count, system.num_train - 1) for count in wanted})
     paid = system.is_cached(("preconditioner", Neighbours(first)))
-    setup = 0.0 if paid else setup_seconds(system, first)
+    setup = 0.0 if paid else setup_seconds(system, first, gradients)
     if setup + _solve_seconds(system, first, num_rhs, _FEWEST_ITERATIONS) >= ceiling:
         return None
     best = _measured_plan(system, first, num_rhs, reduction, setup)
     for count in others:
-        more = setup_seconds(system, count) + _solve_seconds(
+        more = setup_seconds(system, count, gradients) + _solve_seconds(
             system, count, num_rhs, best.iterations / _SAVED_BY_DOUBLING
         )
         if more < _solve_seconds(system, first, num_rhs, best.iterations) or best.iterations > _MANY_ITERATIONS:
-            better = _measured_plan(system, count, num_rhs, reduction, setup_seconds(system, count))
+            better = _measured_plan(system, count, num_rhs, reduction, setup_seconds(system, count, gradients))
             best = min(best, better, key=lambda own: own.iterations)
+    if gradients and config.num_neighbours is None:  # the next training step need not compare
+        remember_count(system, best.num_neighbours)
     return best
 
 
@@ -78,12 +88,12 @@ def _measured_plan(system: NoisySystem, count: int, num_rhs: int, reduction: flo
     )
 
 
-def setup_seconds(system: NoisySystem, count: int) -> float:
-    """What finding the neighbours and factorising their covariances should take."""
+def setup_seconds(system: NoisySystem, count: int, gradients: bool = False) -> float:
+    """What finding the neighbours, factorising their covariances and differentiating these should take."""
     rows = system.num_train
     flops, _ = neighbour_flops(rows, count)
     entries = 0.5 * rows * (count + 1) ** 2 * sum(len(term.shape) for term in system.terms)
-    moved = _BYTES_PER_ENTRY * entries + _BYTES_PER_NEIGHBOUR * rows * count
+    moved = (1.0 + _GRADIENT_WORK * gradients) * _BYTES_PER_ENTRY * entries + _BYTES_PER_NEIGHBOUR * rows * count
     return system_rates(system).seconds(_SMALL_CHOLESKY_SLOWDOWN * flops, moved, _SETUP_CALLS)
 
 
