@@ -1,0 +1,278 @@
+"""What the neighbours preconditioner buys in solves, log-likelihoods and training; and GPBoost beside it.
+
+    python -m benchmarks.neighbours --output results/neighbours
+    python -m benchmarks.neighbours --parts table --grids 80x80 --lengths 0.1
+
+``table``: cold solves to a residual of 1e-6 by fill-gaps ("fill"), by ignore-gaps with 300 eigenvectors ("eigen") or
+with 20 neighbours ("neighbours"), and by what is chosen ("auto"). On grids of more than 10,000 cells only the last two
+are run, unless ``--columns`` names others. ``headline``: one solve of 54,750 observations of a rough kernel in clouds,
+with set-up. ``likelihood``: what 20 estimates of a log-likelihood and its gradient scatter by. ``training``: a cold
+value and gradient of two models. ``gpboost``: the same beside GPBoost, skipped where it is not installed.
+
+On one core, the tables take about half an hour, all other parts together about ten minutes.
+"""
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+import gpytorch_gaps as gaps
+from benchmarks._machine import machine_facts
+from benchmarks._neighbour_likelihoods import gpboost_part, likelihood_part, training_part
+from benchmarks._neighbour_problems import GAPS, KERNELS, Problem, grid_of, labelled
+from benchmarks._results import described, markdown_table, write_results
+
+TOLERANCE = 1e-6
+CAP = 2000
+RANK, NEIGHBOURS = 300, 20
+COLUMNS = ("fill", "eigen", "neighbours", "auto")
+NAMES = {"fill": '`"fill"`', "eigen": f"rank {RANK}", "neighbours": f"{NEIGHBOURS} neighbours", "auto": '`"auto"`'}
+PARTS = ("table", "headline", "likelihood", "training", "gpboost")
+_LARGE_CELLS = 10_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cold solve."""
+
+    shape: tuple[int, int]
+    length: float
+    kernel: str
+    noise: float
+    gaps: str
+    observations: int
+    column: str
+    method: str
+    rank: int
+    num_neighbours: int
+    converged: bool
+    iterations: int
+    residual: float
+    seconds: float  # with all set-up
+    reason: str
+
+    @property
+    def iterations_text(self) -> str:
+        return str(self.iterations) if self.converged else f"> {CAP}" if self.iterations >= CAP else "not converged"
+
+    @property
+    def method_text(self) -> str:
+        """The method and its preconditioner."""
+        if self.num_neighbours:
+            return f"{self.num_neighbours} neighbours"
+        return f"rank {self.rank}" if self.rank else self.method
+
+
+# -- solves ------------------------------------------------------------------------------------------------------------
+
+
+def solve(problem: Problem, column: str, rank: int | None = RANK, count: int | None = NEIGHBOURS) -> Row:
+    """A cold solve by the method of a column."""
+    responses, covariance = problem.responses(), problem.covariance()
+    method = {"fill": "fill", "auto": "auto"}.get(column, "ignore")
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        gaps.settings.progress(False),
+        gaps.settings.gap_method(method),
+        gaps.settings.preconditioner(column if method == "ignore" else "auto"),
+        gaps.settings.preconditioner_rank(min(rank, len(responses)) if column == "eigen" and rank else None),
+        gaps.settings.num_neighbours(count if column == "neighbours" else None),
+        gaps.settings.solve_tolerance(TOLERANCE),
+        gaps.settings.max_iterations(CAP),
+        gaps.record_solves() as solves,
+    ):
+        warnings.simplefilter("ignore", gaps.NotConvergedWarning)  # the row says so
+        started = time.perf_counter()
+        covariance.solve(responses)
+        seconds = time.perf_counter() - started
+    report = solves[-1]
+    return Row(
+        shape=problem.shape,
+        length=problem.length,
+        kernel=problem.kernel,
+        noise=problem.noise,
+        gaps=problem.gaps,
+        observations=len(responses),
+        column=column,
+        method=report.method,
+        rank=report.rank,
+        num_neighbours=report.num_neighbours,
+        converged=report.converged,
+        iterations=report.iterations,
+        residual=report.worst_residual,
+        seconds=seconds,
+        reason=report.reason,
+    )
+
+
+def warm_up() -> None:
+    """What is loaded, and what is measured of the machine, at first use is no part of a time."""
+    for column in COLUMNS:
+        solve(Problem((40, 40), "scattered", "Matern-1/2", 0.1, 1e-2), column)
+
+
+def columns_of(problem: Problem, columns: Sequence[str] | None) -> list[str]:
+    """The columns that are run for a problem: gaps of sums cannot be filled."""
+    large = math.prod(problem.shape) > _LARGE_CELLS
+    wanted = set(columns or (("neighbours", "auto") if large else COLUMNS))
+    wanted -= {"fill"} if len(KERNELS[problem.kernel]) > 1 else set()
+    return [column for column in COLUMNS if column in wanted]
+
+
+def run_table(problems: Sequence[Problem], columns: Sequence[str] | None) -> list[Row]:
+    cases = [(problem, column) for problem in problems for column in columns_of(problem, columns)]
+    rows = []
+    with tqdm(cases, unit="solve", dynamic_ncols=True) as bar:
+        for problem, column in bar:
+            bar.set_description(f"{labelled(problem.shape)}, {problem.kernel}, {problem.noise:g}, {column}")
+            rows.append(solve(problem, column))
+    return rows
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Of every grid and length-scale, a table in Markdown: iterations and seconds, one line per kernel, noise, gaps."""
+    texts = []
+    for shape, length in dict.fromkeys((row.shape, row.length) for row in rows):
+        own = [row for row in rows if (row.shape, row.length) == (shape, length)]
+        texts.append(f"{labelled(shape)} cells, length-scale {length:g}: iterations (seconds, with set-up)")
+        texts.append(_table(own))
+        texts.append(worst_of(own))
+    return texts
+
+
+def _table(rows: Sequence[Row]) -> str:
+    columns = [column for column in COLUMNS if any(row.column == column for row in rows)]
+    found = {(row.kernel, row.noise, row.gaps, row.column): row for row in rows}
+    lines, before = [], ""
+    for kernel, noise, where in dict.fromkeys((row.kernel, row.noise, row.gaps) for row in rows):
+        title = f"{kernel}, {noise:.0e}".replace("e-0", "e-")
+        cells = [_cell(found.get((kernel, noise, where, column))) for column in columns]
+        lines.append(["" if title == before else title, where, *cells])
+        before = title
+    return markdown_table(["kernel, noise", "gaps", *(NAMES[column] for column in columns)], lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    how = f"{row.method_text}, " if row.column == "auto" else ""
+    return f"{how}{row.iterations_text} ({row.seconds:.2g} s)"
+
+
+def worst_of(rows: Sequence[Row]) -> str:
+    """The most iterations that ``"auto"`` took, and how its time compares with the best of the other columns."""
+    auto = [row for row in rows if row.column == "auto"]
+    if not auto:
+        return ""
+    slow = [row for row in auto if row.iterations > 60 or not row.converged]
+    most = max(auto, key=lambda row: row.iterations)
+    ratios = []
+    for own in auto:
+        key = (own.kernel, own.noise, own.gaps)
+        others = [r.seconds for r in rows if (r.kernel, r.noise, r.gaps) == key and r.column != "auto" and r.converged]
+        ratios += [own.seconds / min(others)] if others else []
+    slowest = f"; up to {max(ratios):.2g} times the seconds of the best other column" if ratios else ""
+    return (
+        f"`auto`: {len(auto) - len(slow)} of {len(auto)} rows in at most 60 iterations, the most "
+        f"{most.iterations_text} ({most.kernel}, {most.noise:g}, {most.gaps}: {most.method_text}; {most.reason})"
+        f"{slowest}."
+    )
+
+
+def headline(shape: tuple[int, int], repeats: int) -> tuple[list[Row], str]:
+    """The solve that took the longest: by the best rank, and by what is chosen now, in turn."""
+    problem = Problem(shape, "clouds", "Matern-1/2", 0.1, 1e-4)
+    rows = [solve(problem, column, rank=None) for _ in range(repeats) for column in ("eigen", "auto")]
+    best = {
+        column: min((r for r in rows if r.column == column), key=lambda r: r.seconds) for column in ("eigen", "auto")
+    }
+    lines = [
+        [
+            f"`preconditioner({column!r})`",
+            row.method_text,
+            row.iterations_text,
+            f"{row.residual:.1e}",
+            f"{row.seconds:.2f}",
+        ]
+        for column, row in best.items()
+    ]
+    table = markdown_table(["", "preconditioner", "iterations", "residual", "seconds, with set-up"], lines)
+    times = best["eigen"].seconds / best["auto"].seconds
+    title = (
+        f"{labelled(shape)}, clouds, {best['auto'].observations} observations, Matern-1/2, length-scale 0.1, noise "
+        f"1e-4: {times:.1f} times faster (the best of {repeats})"
+    )
+    return rows, f"{title}\n\n{table}"
+
+
+# -- command -----------------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    made.add_argument("--grids", nargs="+", type=grid_of, default=[(80, 80), (300, 365)], help="of the table, as 80x80")
+    made.add_argument("--lengths", nargs="+", type=float, default=[0.03, 0.1])
+    made.add_argument("--noise", nargs="+", type=float, default=[1e-2, 1e-4, 1e-6])
+    made.add_argument("--gaps", nargs="+", choices=GAPS, default=GAPS)
+    made.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
+    made.add_argument("--columns", nargs="+", choices=COLUMNS, help="of the table (default: by the size of the grid)")
+    made.add_argument("--grid", type=grid_of, default=(300, 365), help="of the headline and of training")
+    made.add_argument("--repeats", type=int, default=2, help="of the headline, and of steps of training")
+    made.add_argument("--small-grid", type=grid_of, default=(65, 62), help="of the log-likelihoods")
+    made.add_argument("--seeds", type=int, default=20, help="log-likelihoods estimated")
+    made.add_argument("--dense-grid", type=grid_of, default=(100, 80), help="where GPBoost is judged by dense algebra")
+    made.add_argument("--large-grid", type=grid_of, default=(400, 500), help="where GPBoost is timed")
+    made.add_argument("--output", type=Path, default=Path("results/neighbours"), metavar="DIR")
+    return made
+
+
+def run_parts(options: argparse.Namespace) -> Iterable[tuple[str, list[dict[str, Any]], list[str]]]:
+    """Name, rows and texts of every part that is asked for."""
+    if "table" in options.parts:
+        axes = (options.grids, options.lengths, options.kernels, options.noise, options.gaps)
+        problems = [
+            Problem(grid, where, kernel, length, noise) for grid, length, kernel, noise, where in product(*axes)
+        ]
+        rows = run_table(problems, options.columns)
+        yield "table", [asdict(row) for row in rows], tables(rows)
+    if "headline" in options.parts:
+        rows, text = headline(options.grid, options.repeats)
+        yield "headline", [asdict(row) for row in rows], [text]
+    if "likelihood" in options.parts:
+        yield "likelihood", *likelihood_part(options.small_grid, options.seeds)
+    if "training" in options.parts:
+        yield "training", *training_part(options.grid, options.repeats)
+    if "gpboost" in options.parts:
+        yield "gpboost", *gpboost_part(options.dense_grid, options.large_grid)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    facts = machine_facts()
+    print(described(facts), flush=True)
+    warm_up()
+    content: dict[str, Any] = {"machine": facts}
+    texts = [described(facts)]
+    for name, rows, part in run_parts(options):
+        content[name] = rows
+        texts += [f"## {name}", *part]
+        print("\n\n".join([f"\n## {name}", *part]), flush=True)
+        write_results(options.output, "neighbours", content, texts)
+
+
+if __name__ == "__main__":
+    main()
