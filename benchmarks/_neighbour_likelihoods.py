@@ -12,6 +12,8 @@ import math
 import statistics
 import time
 import warnings
+from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +67,7 @@ def log_likelihood(problem: Problem, values: Tensor, preconditioner: str) -> Val
         math.nan if error is None else 0.5 * float(error),
         value_seconds,
         seconds,
-        f"{kind}, {solve.iterations} iterations{state}; log-determinant: {solves.logdets[-1].reason}",
+        f"{kind}, {solve.iterations} iterations{state}; {solves.logdets[-1].reason}",
     )
 
 
@@ -159,35 +161,34 @@ def _scatter_line(row: dict[str, Any], eigen: dict[str, Any]) -> list[str]:
 TRAINED = ("Matern-3/2", "Matern-3/2 + long squared-exponential")
 
 
-def training_part(shape: tuple[int, int], repeats: int) -> Part:
+def training_part(shape: tuple[int, int], lengths: Sequence[float], noise: Sequence[float], repeats: int) -> Part:
     """A cold value and gradient of two models, eigenvectors beside what is chosen now, in turn."""
     rows: list[dict[str, Any]] = []
-    for kernel in TRAINED:
-        problem = Problem(shape, "clouds", kernel, 0.1, 1e-2)
-        values = problem.draw()
-        for name in ("eigen", "auto"):
-            for seed in range(repeats):
-                torch.manual_seed(seed)
-                own = log_likelihood(problem, values, name)
-                facts = own._asdict() | {"gradient": own.gradient.tolist()}
-                rows.append({"kernel": kernel, "preconditioner": name, "seed": seed, **facts})
     lines = []
-    for kernel in TRAINED:
-        before = math.nan
-        for name in ("eigen", "auto"):
-            own_rows = [row for row in rows if (row["kernel"], row["preconditioner"]) == (kernel, name)]
-            best = min(own_rows, key=lambda row: row["seconds"])
-            before = best["seconds"] if name == "eigen" else before
-            times = "" if name == "eigen" else f"{before / best['seconds']:.1f}"
-            stated = statistics.mean(row["stated"] for row in own_rows)
-            lines.append([kernel, f"`{name}`", f"{best['seconds']:.1f}", times, f"{stated:.1f}", best["how"]])
+    cases = list(product(TRAINED, lengths, noise))
+    for kernel, length, level in tqdm(cases, unit="model", dynamic_ncols=True):
+        problem = Problem(shape, "clouds", kernel, length, level)
+        values = problem.draw()
+        found: dict[str, list[Value]] = {"eigen": [], "auto": []}
+        for seed, name in product(range(repeats), found):
+            torch.manual_seed(seed)
+            found[name].append(log_likelihood(problem, values, name))
+        for name, own in found.items():
+            facts = [value._asdict() | {"gradient": value.gradient.tolist()} for value in own]
+            what = {"kernel": kernel, "length": length, "noise": level, "preconditioner": name}
+            rows += [what | {"seed": seed} | fact for seed, fact in enumerate(facts)]
+            lines.append(_training_line(f"{kernel}, {length:g}, {level:g}", name, found))
     observations = len(Problem(shape, "clouds", TRAINED[0], 0.1, 1.0).index())
-    title = (
-        f"{labelled(shape)}, clouds, {observations} observations, length-scale 0.1, noise 1e-2: a cold value and "
-        f"gradient (the best of {repeats})"
-    )
-    head = ["model", "preconditioner", "seconds", "times faster", "stated standard error, nats", "how"]
+    title = f"{labelled(shape)}, clouds, {observations} observations: a cold value and gradient (the best of {repeats})"
+    head = ["model, length-scale, noise", "preconditioner", "seconds", "times faster", "stated error, nats", "how"]
     return rows, [title, markdown_table(head, lines)]
+
+
+def _training_line(title: str, name: str, found: dict[str, list[Value]]) -> list[str]:
+    best = {key: min(values, key=lambda value: value.seconds) for key, values in found.items()}
+    times = "" if name == "eigen" else f"{best['eigen'].seconds / best[name].seconds:.1f}"
+    stated = statistics.mean(value.stated for value in found[name])
+    return [title, f"`{name}`", f"{best[name].seconds:.1f}", times, f"{stated:.1f}", best[name].how]
 
 
 # -- GPBoost -----------------------------------------------------------------------------------------------------------

@@ -227,6 +227,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--grids", nargs="+", type=grid_of, default=[(80, 80), (300, 365)], help="of the table, as 80x80")
     made.add_argument("--lengths", nargs="+", type=float, default=[0.03, 0.1])
     made.add_argument("--noise", nargs="+", type=float, default=[1e-2, 1e-4, 1e-6])
+    made.add_argument("--training-noise", nargs="+", type=float, default=[1e-2, 1e-4])
     made.add_argument("--gaps", nargs="+", choices=GAPS, default=GAPS)
     made.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
     made.add_argument("--columns", nargs="+", choices=COLUMNS, help="of the table (default: by the size of the grid)")
@@ -255,7 +256,7 @@ def run_parts(options: argparse.Namespace) -> Iterable[tuple[str, list[dict[str,
     if "likelihood" in options.parts:
         yield "likelihood", *likelihood_part(options.small_grid, options.seeds)
     if "training" in options.parts:
-        yield "training", *training_part(options.grid, options.repeats)
+        yield "training", *training_part(options.grid, options.lengths, options.training_noise, options.repeats)
     if "gpboost" in options.parts:
         yield "gpboost", *gpboost_part(options.dense_grid, options.large_grid)
 
