@@ -24,7 +24,7 @@ from gpytorch_gaps.linalg.selection import kron_entries, unravel
 _CANDIDATES_PER_NEIGHBOUR = (4, 16, 64)  # cells that are looked up for each neighbour wanted, round by round
 _MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
 _CHUNK_NUMBERS = 2**20  # numbers in memory at a time: 8 MiB of int64, about what a cache holds
-_COMPARED_WITH_ALL = 2048  # first rows of an ordering, which are compared with every earlier row
+_COMPARED_WITH_ALL = 512  # first rows of an ordering, which are compared with every earlier row
 
 
 def correlations(factors: Sequence[Tensor]) -> list[Tensor]:
@@ -65,7 +65,7 @@ def earlier_rows(
     search = _Search.of(corr, index, rank)
     result = torch.full((len(index), count), -1, dtype=torch.long, device=index.device)
     order = rank.argsort()
-    first = order[:_COMPARED_WITH_ALL]
+    first = order[: max(_COMPARED_WITH_ALL, 2 * count)]
     result[first] = search.nearest_of_all(first, count)
     if len(order) <= len(first):
         return result

@@ -10,7 +10,8 @@ solved.
 is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of the
 prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2`` is the
 edge of the Jacobi ensemble. Inside a cloud beta is nearer to one, and what counts is the gappiness as gaps see it;
-clouds may still need hundreds of iterations. **Spectral** is the same in a truncated basis.
+clouds may still need hundreds of iterations. For rough kernels the bound is far too high, and a trial tells more
+(:mod:`gpytorch_gaps.solvers.planning.trial`). **Spectral** is the same in a truncated basis.
 """
 
 import math
@@ -121,9 +122,14 @@ def cheaper_than_eigen(system: NoisySystem, num_rhs: int, limit: float) -> bool:
 # -- fill-gaps and spectral ------------------------------------------------------------------------------------------
 
 
-def filling_plan(system: GapSystem, num_rhs: int, reduction: float, max_iterations: int) -> Plan:
-    """Fill-gaps, or spectral where its truncated basis makes it cheaper."""
-    fill = fill_plan(system, num_rhs, reduction, max_iterations)
+def filling_plan(
+    system: GapSystem, num_rhs: int, reduction: float, max_iterations: int, condition: float | None = None
+) -> Plan:
+    """Fill-gaps, or spectral where its truncated basis makes it cheaper.
+
+    :param condition: of the matrix of fill-gaps, where a trial has told it.
+    """
+    fill = fill_plan(system, num_rhs, reduction, max_iterations, condition)
     if not (system.least_noise > 0 and system.is_definite):
         return fill
     flops = fill.iterations * 2.2 * system.truncated_flops(reduction) * num_rhs
@@ -133,15 +139,14 @@ def filling_plan(system: GapSystem, num_rhs: int, reduction: float, max_iteratio
     return min(fill, spectral, key=lambda plan: plan.seconds)
 
 
-def fill_plan(system: GapSystem, num_rhs: int, reduction: float, max_iterations: int) -> Plan:
-    """Fill-gaps, with the iterations it should need if the gaps are scattered."""
+def fill_plan(
+    system: GapSystem, num_rhs: int, reduction: float, max_iterations: int, condition: float | None = None
+) -> Plan:
+    """Fill-gaps, with the iterations it should need if the gaps are scattered, or has been seen to need."""
     products, noise = system.eigen().products, system.noise
-    beta = system.local_gappiness
-    # the worst of the batch
-    alpha = float((products / (products + noise)).nan_to_num(1.0).mean(-1).max())
-    spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())
-    edge = (math.sqrt(alpha * (1 - beta)) + math.sqrt(beta * (1 - alpha))) ** 2 if alpha + beta < 1 else 1.0
-    condition = min(spread, 1.0 / max(1.0 - edge, 1e-300))
+    spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())  # the worst of the batch
+    reason = "if the gaps are scattered" if condition is None else "after a trial"
+    condition = _scattered_condition(system, spread) if condition is None else condition
     # the original residual is the fill-gaps one amplified by up to `spread`; its root is what is seen
     needed = 1.3 * expected_iterations(condition, reduction / math.sqrt(spread))
     if system.dtype == torch.float32:
@@ -150,8 +155,16 @@ def fill_plan(system: GapSystem, num_rhs: int, reduction: float, max_iterations:
     flops = needed * 2.2 * system.rotation_flops * num_rhs
     moved = needed * 8.0 * _NUMBERS_MOVED_PER_CELL * system.num_cells * num_rhs
     seconds = system_rates(system).seconds(flops, moved, needed * CALLS_PER_ITERATION)
-    reason = f"about {expected} iterations if the gaps are scattered"
+    reason = f"about {expected} iterations {reason}"
     return Plan("fill", budget=expected, iterations=needed, flops=flops, seconds=seconds, reason=reason)
+
+
+def _scattered_condition(system: GapSystem, spread: float) -> float:
+    """A bound on the condition number of fill-gaps for scattered gaps."""
+    products, beta = system.eigen().products, system.local_gappiness
+    alpha = float((products / (products + system.noise)).nan_to_num(1.0).mean(-1).max())  # the worst of the batch
+    edge = (math.sqrt(alpha * (1 - beta)) + math.sqrt(beta * (1 - alpha))) ** 2 if alpha + beta < 1 else 1.0
+    return min(spread, 1.0 / max(1.0 - edge, 1e-300))
 
 
 # -- ignore-gaps at every rank ---------------------------------------------------------------------------------------

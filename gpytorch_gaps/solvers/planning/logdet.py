@@ -6,19 +6,15 @@ precondition well, so that the preconditioner leaves next to no variance; else t
 times as much. Between neighbours and the gaps, what counts is the time that an estimate of a given error takes.
 """
 
-import functools
 import math
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.costs import Plan, best_rank, fill_plan
 from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan, neighbour_trial
 from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan, preconditioned_plan
-from gpytorch_gaps.solvers.planning.trial import expected_log_variance, lanczos_trial
+from gpytorch_gaps.solvers.planning.trial import expected_condition, expected_log_variance, gap_trial
 from gpytorch_gaps.solvers.preconditioning import Choice
 from gpytorch_gaps.solvers.system import NoisySystem
 
@@ -84,8 +80,9 @@ def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
     eigen = best_rank(system, columns, tolerance) if system.least_noise > 0 else None
     if eigen is not None and _reaches_noise(eigen, system):
         return "data", eigen.flops
-    gaps = fill_plan(system, columns, tolerance, config.max_iterations)
-    variance = expected_log_variance(_gap_trial(system), len(system.gap_index))
+    trial = gap_trial(system)
+    gaps = fill_plan(system, columns, tolerance, config.max_iterations, expected_condition(trial))
+    variance = expected_log_variance(trial, len(system.gap_index))
     if variance / config.num_probes <= _NEGLIGIBLE_ERROR**2:
         return "gaps", gaps.flops
     data = _data_plan(system, config)
@@ -97,13 +94,6 @@ def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
     if data is None or gaps.flops <= _GAP_SIDE_WORTH * data.flops:
         return "gaps", gaps.flops
     return "data", data.flops
-
-
-def _gap_trial(system: GapSystem) -> Tensor:
-    """A few Lanczos steps with the matrix of fill-gaps, made once. shape: (*batch, 1, k, k)"""
-    batch = torch.broadcast_shapes(system.noise.shape[:-1], system.kernel_trace.shape)
-    make = functools.partial(lanczos_trial, system.gap_matmul, len(system.gap_index), batch, system.noise)
-    return system.cached("gap trial", make)
 
 
 # -- the preconditioner on the side of the data ----------------------------------------------------------------------

@@ -26,10 +26,12 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _COUNTS = (20, 40)
 _FEWEST_ITERATIONS = 12.0  # that a solve with few neighbours is thought to take before anything is measured
+_MANY_ITERATIONS = 150.0  # an estimate that is likely to be too low: more neighbours are the safer choice
 _SAVED_BY_DOUBLING = 2.5  # times fewer iterations with twice the neighbours
 _SMALL_CHOLESKY_SLOWDOWN = 36.0  # over a matrix product of as many FLOPs
 _BYTES_PER_ENTRY = 300.0  # moved to look up one entry of one factor
-_BYTES_PER_NEIGHBOUR = 10000.0  # moved to find one
+_BYTES_PER_NEIGHBOUR = 20000.0  # moved to find one
+_SETUP_CALLS = 4000.0  # of torch
 
 
 def neighbour_plan(
@@ -51,7 +53,7 @@ def neighbour_plan(
         more = setup_seconds(system, count) + _solve_seconds(
             system, count, num_rhs, best.iterations / _SAVED_BY_DOUBLING
         )
-        if more < _solve_seconds(system, first, num_rhs, best.iterations):
+        if more < _solve_seconds(system, first, num_rhs, best.iterations) or best.iterations > _MANY_ITERATIONS:
             better = _measured_plan(system, count, num_rhs, reduction, setup_seconds(system, count))
             best = min(best, better, key=lambda own: own.iterations)
     return best
@@ -81,7 +83,7 @@ def setup_seconds(system: NoisySystem, count: int) -> float:
     flops, _ = neighbour_flops(rows, count)
     entries = 0.5 * rows * (count + 1) ** 2 * sum(len(term.shape) for term in system.terms)
     moved = _BYTES_PER_ENTRY * entries + _BYTES_PER_NEIGHBOUR * rows * count
-    return system_rates(system).seconds(_SMALL_CHOLESKY_SLOWDOWN * flops, moved)
+    return system_rates(system).seconds(_SMALL_CHOLESKY_SLOWDOWN * flops, moved, _SETUP_CALLS)
 
 
 def _solve_seconds(system: NoisySystem, count: int, num_rhs: int, iterations: float) -> float:

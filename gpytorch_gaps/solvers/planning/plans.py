@@ -32,6 +32,7 @@ from gpytorch_gaps.solvers.planning.costs import (
     rank_plans,
 )
 from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan
+from gpytorch_gaps.solvers.planning.trial import TRIAL_STEPS, expected_condition, gap_trial
 from gpytorch_gaps.solvers.preconditioning import Eigen, Neighbours, Own
 from gpytorch_gaps.solvers.system import NoisySystem
 
@@ -39,6 +40,7 @@ DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this ma
 _NEGLIGIBLE_FLOPS = 1e8  # that take no longer than what an iteration takes besides
 _SETUP_ADVANTAGE = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
 _SKIP_PLANNING_BELOW_SECONDS = 0.03
+_WORTH_A_TRIAL = 0.5  # of the seconds of another plan: what a trial may take
 _PATIENCE_ITERATIONS = 1000  # without a halved residual, after which the next plan is tried
 
 
@@ -102,13 +104,18 @@ def _ignore_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
 def preconditioned_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan | None:
     """Ignore-gaps with the preconditioner that should take the least time; None where none is allowed."""
     if callable(config.preconditioner):
-        return Plan("ignore", preconditioner=Own(config.preconditioner), reason="a preconditioner of your own")
+        return _own_plan(config)
     eigen = None
     if "eigen" in config.preconditioners and system.least_noise > 0:
         eigen = _best_from(system, task, config.rank)
     ceiling = math.inf if eigen is None else eigen.seconds
     neighbours = neighbour_plan(system, task.num_rhs, task.reduction, config, ceiling)
     return min(filter(None, (eigen, neighbours)), key=lambda own: own.seconds, default=None)
+
+
+def _own_plan(config: SolveConfig) -> Plan:
+    assert callable(config.preconditioner)
+    return Plan("ignore", preconditioner=Own(config.preconditioner), reason="a preconditioner of your own")
 
 
 def _reuses(system: NoisySystem) -> bool:
@@ -175,8 +182,12 @@ def _plans_from_zero(system: NoisySystem, task: Task, config: SolveConfig) -> It
         # twice what it should need, and at least as long as planning would be worth
         affordable = 2.0 * _SKIP_PLANNING_BELOW_SECONDS * fill.iterations / fill.seconds
         yield replace(fill, budget=max(10 + 2 * fill.budget, int(affordable)))
-    ceiling = fill.seconds if fill is not None and not soon else math.inf
-    reliable, reserve = _reliable_plans(system, task, config, dense if rows <= limit else None, ceiling)
+    known, reserve = _known_plans(system, task, config, dense if rows <= limit else None)
+    if fill is not None and not soon:
+        fill = _tried(system, fill, task, config, known[0].seconds if known else math.inf)
+    others = [*known[:1], *([] if fill is None or soon else [fill]), *([] if by_gaps is None else [by_gaps])]
+    ceiling = min((own.seconds for own in others), default=math.inf)
+    reliable = _with_neighbours(neighbour_plan(system, task.num_rhs, task.reduction, config, ceiling), known)
     if fill is None or soon:
         yield from _in_turn([*reliable, *reserve])
     elif by_gaps is not None and by_gaps.seconds < min(fill.seconds, reliable[0].seconds):
@@ -190,41 +201,47 @@ def _plans_from_zero(system: NoisySystem, task: Task, config: SolveConfig) -> It
         yield from _in_turn([replace(fill, budget=budget), *reliable, *reserve])
 
 
-def _reliable_plans(
-    system: NoisySystem, task: Task, config: SolveConfig, dense: Plan | None, ceiling: float
-) -> tuple[list[Plan], list[Plan]]:
-    """Plans that do not depend on the shape of the gaps, cheapest first; and a higher rank to try where they fail.
+def _tried(system: NoisySystem, fill: Plan, task: Task, config: SolveConfig, other: float) -> Plan:
+    """Filling as a trial shows it, where the bound is above the cost of another plan and the trial costs little.
 
-    :param ceiling: seconds of filling the gaps.
+    :param other: seconds of the other plan.
     """
+    cost = TRIAL_STEPS * fill.seconds / max(1.0, fill.iterations * task.num_rhs)
+    if fill.seconds < other or cost > _WORTH_A_TRIAL * other or not isinstance(system, GapSystem):
+        return fill
+    condition = expected_condition(gap_trial(system))
+    tried = filling_plan(system, task.num_rhs, task.reduction, config.max_iterations, condition)
+    return min(fill, tried, key=lambda own: own.seconds)
+
+
+def _known_plans(
+    system: NoisySystem, task: Task, config: SolveConfig, dense: Plan | None
+) -> tuple[list[Plan], list[Plan]]:
+    """Plans whose cost is known beforehand, cheapest first; and a higher rank to try where they fail."""
     if callable(config.preconditioner):
-        own = preconditioned_plan(system, task, config)
-        assert own is not None
-        return [own], []
+        return [_own_plan(config)], []
     known, reserve = [] if dense is None else [dense], []
-    rank = None if isinstance(system, GapSystem) else config.rank
-    uses_eigen = "eigen" in config.preconditioners or (
-        isinstance(system, GapSystem) and config.preconditioner == "auto"
-    )
+    is_product = isinstance(system, GapSystem)
+    rank = None if is_product else config.rank
+    uses_eigen = "eigen" in config.preconditioners or (is_product and config.preconditioner == "auto")
     if uses_eigen and rank != 0 and system.least_noise > 0:
         iterative = best_rank(system, task.num_rhs, task.reduction, rank)
         known.append(iterative)
         fewest = min(rank_plans(system, task.num_rhs, task.reduction, rank), key=lambda own: own.iterations)
         reserve = [fewest] if fewest.iterations <= 0.5 * iterative.iterations < math.inf else []
-    known.sort(key=lambda own: own.seconds)
-    ceiling = min([ceiling, *(own.seconds for own in known)])
-    neighbours = neighbour_plan(system, task.num_rhs, task.reduction, config, ceiling)
-    if neighbours is not None:
-        known = _with_neighbours(neighbours, known)
-    return known or [Plan("ignore", seconds=math.inf, reason="no preconditioner")], reserve
+    return sorted(known, key=lambda own: own.seconds), reserve
 
 
-def _with_neighbours(neighbours: Plan, known: list[Plan]) -> list[Plan]:
-    """The estimate of the neighbours' iterations may be too low: they are given what the next best plan would cost."""
-    others = [own for own in known if own.seconds < math.inf]
-    if not others or others[0].seconds < neighbours.seconds:
+def _with_neighbours(neighbours: Plan | None, known: list[Plan]) -> list[Plan]:
+    """All plans that do not depend on the shape of the gaps, cheapest first.
+
+    The estimate of the neighbours' iterations may be too low: they are given twice what the next plan would cost.
+    """
+    if neighbours is None:
+        return known or [Plan("ignore", seconds=math.inf, reason="no preconditioner")]
+    if not known or known[0].seconds < neighbours.seconds or math.isinf(known[0].seconds):
         return sorted([*known, neighbours], key=lambda own: own.seconds)
-    affordable = neighbours.iterations * others[0].seconds / neighbours.seconds
+    affordable = neighbours.iterations * known[0].seconds / neighbours.seconds
     return [replace(neighbours, budget=math.ceil(2.0 * affordable)), *known]
 
 

@@ -12,11 +12,12 @@ import math
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.krylov import Closure, ConjugateGradients
 from gpytorch_gaps.solvers.logdet.stochastic import log_residuals
 from gpytorch_gaps.solvers.warm_start import random_signs
 
-_STEPS = 10
+TRIAL_STEPS = 10
 _SETTLED_GROWTH = 1.4  # of the condition number in the second half of the steps: it will not grow much further
 
 
@@ -30,9 +31,16 @@ def lanczos_trial(
     signs = random_signs(0, 1, size, like).mT
     signs = signs.expand(*batch, *signs.shape).clone(memory_format=torch.contiguous_format)
     run = ConjugateGradients(matmul, signs, precondition=precondition, keep_lanczos=True)
-    for _ in range(_STEPS):
+    for _ in range(TRIAL_STEPS):
         run.step()
     return run.lanczos()
+
+
+def gap_trial(system: GapSystem) -> Tensor:
+    """A trial of the matrix of fill-gaps, made once. shape: (*batch, 1, k, k)"""
+    batch = torch.broadcast_shapes(system.noise.shape[:-1], system.kernel_trace.shape)
+    size = len(system.gap_index)
+    return system.cached("gap trial", lambda: lanczos_trial(system.gap_matmul, size, batch, system.noise))
 
 
 def expected_condition(tridiagonal: Tensor) -> float:
