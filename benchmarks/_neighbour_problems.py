@@ -96,10 +96,6 @@ class Problem:
         field = torch.sin(9 * rows) * torch.cos(7 * columns) + math.sqrt(self.noise) * white
         return field.masked_fill(self.missing(), math.nan)
 
-    def responses(self) -> Tensor:
-        """shape: (N, 1)"""
-        return self.values().flatten()[self.index()].unsqueeze(-1)
-
     def draw(self) -> Tensor:
         """A draw from the model, NaN in the gaps. shape: (m_1, m_2)"""
         generator = torch.Generator().manual_seed(self.seed + 2)
