@@ -4,10 +4,11 @@
     python -m benchmarks.neighbours --parts table --grids 80x80 --lengths 0.1
 
 ``table``: cold solves to a residual of 1e-6 by fill-gaps ("fill"), by ignore-gaps with 300 eigenvectors ("eigen") or
-with 20 neighbours ("neighbours"), and by what is chosen ("auto"). On grids of more than 10,000 cells only the last two
-are run, unless ``--columns`` names others. ``headline``: one solve of 54,750 observations of a rough kernel in clouds,
-with set-up. ``likelihood``: what 20 estimates of a log-likelihood and its gradient scatter by. ``training``: a cold
-value and gradient of two models. ``gpboost``: the same beside GPBoost, skipped where it is not installed.
+with 20 neighbours ("neighbours"), by what is chosen without neighbours ("before"), and by what is chosen ("auto"). On
+grids of more than 10,000 cells only "neighbours" and "auto" are run, unless ``--columns`` names others. ``headline``:
+one solve of 54,750 observations of a rough kernel in clouds, with set-up. ``likelihood``: what 20 estimates of a
+log-likelihood and its gradient scatter by. ``training``: a cold value and gradient of two models. ``gpboost``: the same
+beside GPBoost, skipped where it is not installed.
 
 Seconds are those of the CPU, which do not depend on what else the machine does: use one thread (``OMP_NUM_THREADS=1``).
 On one core, the tables take about half an hour, all other parts together about ten minutes.
@@ -18,7 +19,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,47 +32,12 @@ import gpytorch_gaps as gaps
 from benchmarks._machine import machine_facts
 from benchmarks._neighbour_likelihoods import gpboost_part, likelihood_part, training_part
 from benchmarks._neighbour_problems import GAPS, KERNELS, Problem, grid_of, labelled
+from benchmarks._neighbour_tables import CAP, COLUMNS, NEIGHBOURS, RANK, Row, tables
 from benchmarks._results import described, markdown_table, write_results
 
 TOLERANCE = 1e-6
-CAP = 2000
-RANK, NEIGHBOURS = 300, 20
-COLUMNS = ("fill", "eigen", "neighbours", "auto")
-NAMES = {"fill": '`"fill"`', "eigen": f"rank {RANK}", "neighbours": f"{NEIGHBOURS} neighbours", "auto": '`"auto"`'}
 PARTS = ("table", "headline", "likelihood", "training", "gpboost")
 _LARGE_CELLS = 10_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One cold solve."""
-
-    shape: tuple[int, int]
-    length: float
-    kernel: str
-    noise: float
-    gaps: str
-    observations: int
-    column: str
-    method: str
-    rank: int
-    num_neighbours: int
-    converged: bool
-    iterations: int
-    residual: float
-    seconds: float  # of the CPU, with all set-up
-    reason: str
-
-    @property
-    def iterations_text(self) -> str:
-        return str(self.iterations) if self.converged else f"> {CAP}" if self.iterations >= CAP else "not converged"
-
-    @property
-    def method_text(self) -> str:
-        """The method and its preconditioner."""
-        if self.num_neighbours:
-            return f"{self.num_neighbours} neighbours"
-        return f"rank {self.rank}" if self.rank else self.method
 
 
 # -- solves ------------------------------------------------------------------------------------------------------------
@@ -147,58 +113,7 @@ def run_table(problems: Sequence[Problem], columns: Sequence[str] | None) -> lis
     return rows
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def tables(rows: Sequence[Row]) -> list[str]:
-    """Of every grid and length-scale, a table in Markdown: iterations and seconds, one line per kernel, noise, gaps."""
-    texts = []
-    for shape, length in dict.fromkeys((row.shape, row.length) for row in rows):
-        own = [row for row in rows if (row.shape, row.length) == (shape, length)]
-        texts.append(f"{labelled(shape)} cells, length-scale {length:g}: iterations (CPU seconds, with set-up)")
-        texts.append(_table(own))
-        texts.append(worst_of(own))
-    return texts
-
-
-def _table(rows: Sequence[Row]) -> str:
-    columns = [column for column in COLUMNS if any(row.column == column for row in rows)]
-    found = {(row.kernel, row.noise, row.gaps, row.column): row for row in rows}
-    lines, before = [], ""
-    for kernel, noise, where in dict.fromkeys((row.kernel, row.noise, row.gaps) for row in rows):
-        title = f"{kernel}, {noise:.0e}".replace("e-0", "e-")
-        cells = [_cell(found.get((kernel, noise, where, column))) for column in columns]
-        lines.append(["" if title == before else title, where, *cells])
-        before = title
-    return markdown_table(["kernel, noise", "gaps", *(NAMES[column] for column in columns)], lines)
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
-    how = f"{row.method_text}, " if row.column == "auto" else ""
-    return f"{how}{row.iterations_text} ({row.seconds:.2g} s)"
-
-
-def worst_of(rows: Sequence[Row]) -> str:
-    """The most iterations that ``"auto"`` took, and how its time compares with the best of the other columns."""
-    auto = [row for row in rows if row.column == "auto"]
-    if not auto:
-        return ""
-    slow = [row for row in auto if row.iterations > 60 or not row.converged]
-    most = max(auto, key=lambda row: row.iterations)
-    ratios = []
-    for own in auto:
-        key = (own.kernel, own.noise, own.gaps)
-        others = [r.seconds for r in rows if (r.kernel, r.noise, r.gaps) == key and r.column != "auto" and r.converged]
-        ratios += [own.seconds / min(others)] if others else []
-    slowest = f"; up to {max(ratios):.2g} times the seconds of the best other column" if ratios else ""
-    return (
-        f"`auto`: {len(auto) - len(slow)} of {len(auto)} rows in at most 60 iterations, the most "
-        f"{most.iterations_text} ({most.kernel}, {most.noise:g}, {most.gaps}: {most.method_text}; {most.reason})"
-        f"{slowest}."
-    )
-
+# -- the large solve ---------------------------------------------------------------------------------------------------
 
 HEADLINE = {  # columns
     "eigen": '`gap_method("ignore")`, `preconditioner("eigen")`',

@@ -10,7 +10,8 @@ import torch
 
 from benchmarks._neighbour_likelihoods import dense_log_likelihood, gpboost_part, log_likelihood, training_part
 from benchmarks._neighbour_problems import GAPS, KERNELS, Problem
-from benchmarks.neighbours import COLUMNS, PARTS, Row, columns_of, main, solve, tables
+from benchmarks._neighbour_tables import COLUMNS, Row, tables
+from benchmarks.neighbours import PARTS, columns_of, main, solve
 from gpytorch_gaps import settings
 
 PROBLEM = Problem((20, 18), "clouds", "Matern-3/2", 0.1, 1e-2)
@@ -47,16 +48,18 @@ def test_parts_and_files_are_complete(tmp_path, capsys):
         assert content["machine"]["cpu"] in text
         assert "threads" in text
         assert all(f"## {part}" in text for part in PARTS[:4])
-        assert '| kernel, noise | gaps | `"fill"` | rank 300 | 20 neighbours | `"auto"` |' in text
+        assert '| kernel, noise | gaps | `"fill"` | rank 300 | 20 neighbours | `"auto"`, no neighbours |' in text
 
 
 def test_a_solve_over_its_cap_is_never_shown_as_converged(monkeypatch):
-    monkeypatch.setattr("benchmarks.neighbours.CAP", 3)
+    for module in ("neighbours", "_neighbour_tables"):
+        monkeypatch.setattr(f"benchmarks.{module}.CAP", 3)
     row = solve(replace(PROBLEM, noise=1e-4), "fill")
     assert not row.converged
     assert row.iterations_text == "> 3"
-    (_, table, _), by_auto = tables([row]), replace(row, column="auto")
+    (_, table, _, compact, _), by_auto = tables([row]), replace(row, column="auto")
     assert "| > 3 (" in table
+    assert "| > 3 |" in compact
     assert "0 of 1 rows in at most 60" in tables([by_auto])[-1]
 
 
@@ -64,7 +67,7 @@ def test_large_grids_are_not_solved_by_every_method():
     large = replace(PROBLEM, shape=(300, 365))
     assert columns_of(large, None) == ["neighbours", "auto"]
     assert columns_of(large, ["fill"]) == ["fill"]
-    assert columns_of(replace(PROBLEM, kernel=SUM), None) == ["eigen", "neighbours", "auto"]
+    assert columns_of(replace(PROBLEM, kernel=SUM), None) == ["eigen", "neighbours", "before", "auto"]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
