@@ -3,7 +3,7 @@
 On the CPU, products and triangular solves are those of torch's compressed sparse rows. On other devices, which may have
 none, products are gathers and sums, one entry of every column at a time. A triangular solve ``(D + N) x = b`` then
 repeats ``x <- D^-1 (b - N x)`` until x stays the same: after as many times as the longest chain of neighbours, some
-hundreds, as N is nilpotent.
+hundreds, as N is nilpotent. So it does on CPUs for which torch has no sparse solves: it takes these from MKL.
 """
 
 import warnings
@@ -35,6 +35,7 @@ class SparseColumns:
     def __init__(self, rows: Tensor, values: Tensor, rank: Tensor) -> None:
         self.rows, self.values, self.rank = rows, values, rank
         self._is_sparse = values.device.type == "cpu"
+        self._has_solves = self._is_sparse and torch.backends.mkl.is_available()
 
     def to(self, dtype: torch.dtype) -> "SparseColumns":
         """The same entries in another precision."""
@@ -68,14 +69,14 @@ class SparseColumns:
 
     def mT_solve(self, x: Tensor) -> Tensor:
         """``U'^-1 x``. shape: (N, C)"""
-        if not self._is_sparse:
+        if not self._has_solves:
             return self._by_sweeps(self._mT_product, x)
         order, lower = self._in_order
         return _triangular_solve(x[order], lower, upper=False)[self.rank]
 
     def solve(self, x: Tensor) -> Tensor:
         """``U^-1 x``. shape: (N, C)"""
-        if not self._is_sparse:
+        if not self._has_solves:
             return self._by_sweeps(self._product, x)
         order, lower = self._in_order
         with _quiet():
@@ -90,22 +91,25 @@ class SparseColumns:
 
     def _product(self, x: Tensor, width: int) -> Tensor:
         """The product with the first `width` entries of every column of U. shape: (N, C)"""
-        result = torch.zeros_like(x)
+        result = x.new_zeros(len(x) + 1, x.size(-1))
         for rows, values in zip(self._safe_rows[:width], self.values.mT[:width], strict=True):
             result.index_add_(0, rows, values.unsqueeze(-1) * x)
-        return result
+        return result[:-1]
 
     def _mT_product(self, x: Tensor, width: int) -> Tensor:
         """The product with the first `width` entries of every row of U'. shape: (N, C)"""
-        result = torch.zeros_like(x)
+        result, ended = torch.zeros_like(x), torch.cat([x, torch.zeros_like(x[:1])])
         for rows, values in zip(self._safe_rows[:width], self.values.mT[:width], strict=True):
-            result.addcmul_(values.unsqueeze(-1), x.index_select(0, rows))
+            result.addcmul_(values.unsqueeze(-1), ended.index_select(0, rows))
         return result
 
     @cached_property
     def _safe_rows(self) -> Tensor:
-        """Rows of the entries, any where there is none. shape: (k, N)"""
-        return self.rows.clamp_min(0).mT.contiguous()
+        """Rows of the entries; N, a row of zeros, where there is none. shape: (k, N)
+
+        Sweeps may overflow before they settle. Zero times infinity is not a number, and would stay one.
+        """
+        return torch.where(self.rows >= 0, self.rows, len(self)).mT.contiguous()
 
     def _by_sweeps(self, product: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
         diagonal, others = self.values[:, -1:], self.rows.size(-1) - 1

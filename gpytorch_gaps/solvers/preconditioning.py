@@ -6,7 +6,14 @@ known before anything is solved.
 
 **Neighbours**: a sparse inverse Cholesky factor. How good it is, a few iterations tell.
 
-**Own**: whatever a function that the user gave makes of the system.
+**Own**: whatever a function that the user gave makes of the system. It is asked for three things:
+
+- ``solve(x)``: ``P^-1 x`` for x in float64, shape (*batch, N, C);
+- ``draw(count, batch)``: random vectors with covariance P, shape (*batch, N, count), for log-determinants alone;
+- ``logdet()``: ``log|P|``, shape batch, for log-determinants alone.
+
+P must be symmetric and positive definite. The system has products (``matmul``), entries without noise (``entries``),
+the whole matrix (``dense``), the variances of the noise (``noise``), and the number of its rows (``num_train``).
 """
 
 import math
@@ -45,6 +52,65 @@ class Own:
     make: Callable[[NoisySystem], Any]
 
 
+class OwnPreconditioner:
+    """An object that a user's function made, with what the solvers ask for besides.
+
+    :param given: has ``solve``; for log-determinants also ``draw`` and ``logdet``. It may have ``flops``, those of
+        applying it to one column, and ``setup_flops``, for reports.
+    :param num_rows: N.
+    :raises ValueError: if it has no ``solve``, or lacks what a log-determinant needs when one is asked for.
+
+    >>> class Halving:
+    ...     def solve(self, x):
+    ...         return x / 2.0
+    >>> OwnPreconditioner(Halving(), 1).solve(torch.ones(1, 1))
+    tensor([[0.5000]])
+    """
+
+    rank = num_neighbours = 0
+    left_over = math.inf
+
+    def __init__(self, given: Any, num_rows: int) -> None:
+        if not callable(getattr(given, "solve", None)):
+            raise ValueError(
+                f"settings.preconditioner: the function made a {type(given).__name__}, expected an object with a "
+                "method solve(x) that gives P^-1 x"
+            )
+        self._given, self._num_rows = given, num_rows
+        self.flops, self.setup_flops = (float(getattr(given, name, 0.0)) for name in ("flops", "setup_flops"))
+
+    def solve(self, x: Tensor) -> Tensor:
+        """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
+        return self._checked("solve", self._given.solve(x.double()), x.shape).to(x.dtype)
+
+    def draw(self, count: int, batch: torch.Size) -> Tensor:
+        """Random vectors with covariance P. shape: (*batch, N, count)"""
+        return self._checked("draw", self._needed("draw")(count, batch), torch.Size((*batch, self._num_rows, count)))
+
+    def logdet(self) -> Tensor:
+        """``log|P|``. shape: batch"""
+        value = self._needed("logdet")()
+        return value.double() if torch.is_tensor(value) else torch.tensor(float(value), dtype=torch.float64)
+
+    def _needed(self, name: str) -> Callable[..., Any]:
+        found = getattr(self._given, name, None)
+        if not callable(found):
+            raise ValueError(
+                f"settings.preconditioner: {type(self._given).__name__} has no method {name}, expected "
+                "draw(count, batch) and logdet() for a log-determinant that is estimated"
+            )
+        return found
+
+    def _checked(self, name: str, result: Any, shape: torch.Size) -> Tensor:
+        if not torch.is_tensor(result) or result.shape != shape:
+            came = f"shape {tuple(result.shape)}" if torch.is_tensor(result) else f"a {type(result).__name__}"
+            raise ValueError(
+                f"settings.preconditioner: {name} of {type(self._given).__name__} gave {came}, expected a tensor of "
+                f"shape {tuple(shape)}"
+            )
+        return result
+
+
 Choice = Eigen | Neighbours | Own
 
 
@@ -52,7 +118,12 @@ def preconditioner(system: NoisySystem, choice: Choice) -> Any:
     """P, set up once a system."""
     if isinstance(choice, Eigen):
         return eigen_preconditioner(system, choice.ranks)
-    make = (lambda: choice.make(system)) if isinstance(choice, Own) else (lambda: _neighbours(system, choice.count))
+    own, count = (choice.make, 0) if isinstance(choice, Own) else (None, choice.count)
+    make = (
+        (lambda: _neighbours(system, count))
+        if own is None
+        else (lambda: OwnPreconditioner(own(system), system.num_train))
+    )
     return system.cached(("preconditioner", choice), make)
 
 
@@ -146,10 +217,13 @@ def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
 def _lists(system: NoisySystem, count: int) -> NeighbourLists:
     """The neighbours of every observation; those found for earlier hyperparameters, while these have moved little."""
     factors = _typical_factors(system)
-    kept = _kept_lists.setdefault(system.train_index, {})
-    if count not in kept or not kept[count].still_serve(factors):
-        kept[count] = neighbour_lists(factors, system.train_index, count)
-    return kept[count]
+    index = system.train_index
+    # the same cells may belong to grids of several shapes, and may be changed in place
+    key = (count, system.terms[0].shape, None if index.is_inference() else index._version)
+    kept = _kept_lists.setdefault(index, {})
+    if key not in kept or not kept[key].still_serve(factors):
+        kept[key] = neighbour_lists(factors, index, count)
+    return kept[key]
 
 
 def _typical_factors(system: NoisySystem) -> list[Tensor]:

@@ -9,8 +9,10 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
+from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.krylov import conjugate_gradients
+from gpytorch_gaps.solvers.planning import neighbours as neighbour_planning
 from gpytorch_gaps.solvers.planning.rates import Rates
 from tests import _dense as dense
 from tests._dense import solve_system
@@ -132,10 +134,25 @@ def test_auto_leaves_a_plan_that_gets_nowhere(useless):
     index = dense.observed("random", shape, 0.3)
     noise = 1e-3 * (1.0 + dense.randn(len(index)).abs())
     system = GapSystem([dense.matern32(n, 0.3) for n in shape], index, noise)
-    _, report = solve_system(system, dense.randn(len(index), 1), dense_size=10)
+    _, report = solve_system(system, dense.randn(len(index), 1), dense_size=10, preconditioner="eigen")
     assert report.converged
     assert 1000 < report.iterations < 1500
     assert "ignore stopped at" in report.reason
+
+
+def test_auto_leaves_neighbours_that_promised_too_much(monkeypatch):
+    """After twice the iterations that the next best plan would cost."""
+    monkeypatch.setattr(neighbour_planning, "expected_condition", lambda _: 1.1)
+    monkeypatch.setattr(
+        NeighbourPreconditioner, "solve", lambda _, x: x * torch.logspace(-12, 0, len(x), dtype=x.dtype).unsqueeze(-1)
+    )
+    shape = (20, 22)
+    index = dense.observed("random", shape, 0.3)
+    noise = 1e-3 * (1.0 + dense.randn(len(index)).abs())
+    system = GapSystem([dense.matern32(n, 0.3) for n in shape], index, noise)
+    _, report = solve_system(system, dense.randn(len(index), 1), dense_size=10)
+    assert (report.converged, report.num_neighbours) == (True, 0)
+    assert report.reason.startswith("ignore stopped at")
 
 
 def test_a_sum_falls_back_to_a_dense_factorisation(useless):

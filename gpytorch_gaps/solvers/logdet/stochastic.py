@@ -19,14 +19,17 @@ def log_quadrature(tridiagonal: Tensor, size: int, mean_is_one: bool = False) ->
 
     :param mean_is_one: whether the eigenvalues of the matrix have a mean of exactly one. A multiple of
         ``n (e_1' T e_1 - 1)``, whose expectation is zero then, is subtracted: the one that leaves the least variance,
-        ``<log x, x - 1> / <x - 1, x - 1>`` over the spectrum, which is taken from the other probes.
+        ``<log x, x - 1> / <x - 1, x - 1>`` over the spectrum. It is taken from the other probes, as one that depended
+        on the own probe would bias the estimate; for a probe without others it is one, that of eigenvalues near one.
     """
     weights, logs = log_residuals(tridiagonal, mean_is_one)
     return size * (weights * logs).sum(-1)
 
 
-def log_residuals(tridiagonal: Tensor, mean_is_one: bool) -> tuple[Tensor, Tensor]:
+def log_residuals(tridiagonal: Tensor, mean_is_one: bool, own_slope: bool = False) -> tuple[Tensor, Tensor]:
     """Weights of the Ritz values x of every probe, and ``log x`` or ``log x - c (x - 1)``.
+
+    :param own_slope: whether c may come from the own probe, where there is no other: for a variance, not for a value.
 
     shape: (*batch, probes, k) each
     """
@@ -36,7 +39,7 @@ def log_residuals(tridiagonal: Tensor, mean_is_one: bool) -> tuple[Tensor, Tenso
         return weights, logs
     excess = values - 1.0
     products, squares = ((weights * excess * other).sum(-1) for other in (logs, excess))
-    if products.size(-1) > 1:
+    if products.size(-1) > 1 or not own_slope:
         products, squares = (own.sum(-1, keepdim=True) - own for own in (products, squares))  # of all other probes
     slopes = torch.where(squares > 0, products / squares.masked_fill(squares <= 0, 1.0), torch.ones_like(squares))
     return weights, logs - slopes.unsqueeze(-1) * excess

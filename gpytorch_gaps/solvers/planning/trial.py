@@ -56,7 +56,7 @@ def expected_log_variance(tridiagonal: Tensor, size: int, mean_is_one: bool = Fa
 
     :param mean_is_one: whether the mean of the eigenvalues is known to be one, as `log_quadrature` takes it.
     """
-    weights, logs = log_residuals(tridiagonal, mean_is_one)
+    weights, logs = log_residuals(tridiagonal, mean_is_one, own_slope=True)
     mean = (weights * logs).sum(-1, keepdim=True)
     return 2.0 * size * float((weights * (logs - mean).square()).sum(-1).max())
 
