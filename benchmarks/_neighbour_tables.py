@@ -90,9 +90,19 @@ def _compact(rows: Sequence[Row]) -> str:
     lines = []
     for kernel, noise in dict.fromkeys((row.kernel, row.noise) for row in rows):
         own = [row for row in rows if (row.kernel, row.noise) == (kernel, noise)]
-        cells = [" / ".join(_short(row) for row in own if row.column == column) for column in columns]
+        cells = [_side_by_side([row for row in own if row.column == column]) for column in columns]
         lines.append([f"{kernel}, {noise:.0e}".replace("e-0", "e-"), *cells])
     return markdown_table(["kernel, noise", *(NAMES[column] for column in columns)], lines)
+
+
+def _side_by_side(rows: Sequence[Row]) -> str:
+    """Iterations for all gaps; a method is named once for those that follow each other."""
+    texts, before = [], ""
+    for row in rows:
+        same = row.column in ("auto", "before") and row.method_text == before
+        texts.append(row.iterations_text if same else _short(row))
+        before = row.method_text
+    return " / ".join(texts)
 
 
 def worst_of(rows: Sequence[Row]) -> str:
