@@ -207,7 +207,7 @@ def gpboost_part(dense_shape: tuple[int, int], large_shape: tuple[int, int]) -> 
     try:
         boost = importlib.import_module("gpboost")
     except ImportError as error:
-        return [], [f"GPBoost is not installed ({error}): `pip install gpboost`. This part was skipped."]
+        return [], [f"GPBoost is not installed ({error}): `pip install '.[peers]'` brings it. This part was skipped."]
     boost.register_logger(logging.getLogger("gpboost"))  # it warns that one iteration is not enough to converge
     logging.getLogger("gpboost").setLevel(logging.ERROR)
     rows: list[dict[str, Any]] = []
