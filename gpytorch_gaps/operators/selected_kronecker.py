@@ -134,10 +134,11 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         """An entry is a product of one entry of each factor."""
-        rows = unravel(self.row_index[row_index], self.row_shape)
-        cols = unravel(self.col_index[col_index], self.col_shape)
-        value = self.factors[0].new_ones(())
-        for factor, row, col in zip(self._expanded().factors, rows, cols, strict=True):
+        rows = [level[row_index] for level in unravel(self.row_index, self.row_shape)]
+        cols = [level[col_index] for level in unravel(self.col_index, self.col_shape)]
+        first, *others = zip(self._expanded().factors, rows, cols, strict=True)
+        value = first[0][(*batch_indices, *first[1:])]
+        for factor, row, col in others:
             value = value * factor[(*batch_indices, row, col)]
         return cast_entries(value, self.dtype)
 

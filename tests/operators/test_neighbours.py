@@ -204,6 +204,13 @@ def test_solves_without_any_noise(case):
     assert dense.relative(bare.dense() @ solution, rhs) < 1e-11
 
 
+def test_there_are_no_more_neighbours_than_other_observations():
+    with settings.num_neighbours(10**6), record_solves() as solves:
+        Covariance(ROUGH).operator().solve(dense.randn(NUM, 1))
+    assert (solves[-1].num_neighbours, solves[-1].iterations) == (NUM - 1, 1)
+    assert solves[-1].flops < 1e6
+
+
 def test_more_right_hand_sides_than_the_matrix_has_members():
     covariance, rhs = CASES["a batch"](), dense.randn(3, 2, NUM, 2, seed=1)
     with settings.num_neighbours(4):

@@ -26,7 +26,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _COUNTS = (20, 40)
 _FEWEST_ITERATIONS = 12.0  # that a solve with few neighbours is thought to take before anything is measured
-_MANY_ITERATIONS = 150.0  # an estimate that is likely to be too low: more neighbours are the safer choice
+_MANY_ITERATIONS = 250.0  # an estimate that is likely to be too low: more neighbours are the safer choice
 _SAVED_BY_DOUBLING = 2.5  # times fewer iterations with twice the neighbours
 _SMALL_CHOLESKY_SLOWDOWN = 36.0  # over a matrix product of as many FLOPs
 _BYTES_PER_ENTRY = 300.0  # moved to look up one entry of one factor
@@ -43,7 +43,8 @@ def neighbour_plan(
     """
     if "neighbours" not in config.preconditioners or not system.terms or system.num_train < 2:
         return None
-    first, *others = _COUNTS if config.num_neighbours is None else (config.num_neighbours,)
+    wanted = _COUNTS if config.num_neighbours is None else (config.num_neighbours,)
+    first, *others = sorted({min(count, system.num_train - 1) for count in wanted})
     paid = system.is_cached(("preconditioner", Neighbours(first)))
     setup = 0.0 if paid else setup_seconds(system, first)
     if setup + _solve_seconds(system, first, num_rhs, _FEWEST_ITERATIONS) >= ceiling:

@@ -38,6 +38,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `dense_size` rows
 _NEGLIGIBLE_FLOPS = 1e8  # that take no longer than what an iteration takes besides
+_MANY_ITERATIONS = 60  # beyond which a report says why they are planned
 _SETUP_ADVANTAGE = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
 _SKIP_PLANNING_BELOW_SECONDS = 0.03
 _WORTH_A_TRIAL = 0.5  # of the seconds of another plan: what a trial may take
@@ -67,7 +68,9 @@ def plan(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]
     elif task.start < 1.0:
         yield from _plans_from_guess(system, task, config)
     else:
-        yield from _plans_from_zero(system, task, config)
+        for number, own in enumerate(_plans_from_zero(system, task, config)):
+            many = number == 0 and _MANY_ITERATIONS < own.iterations < math.inf
+            yield replace(own, reason=f"{own.reason}; fewer iterations would take longer") if many else own
 
 
 def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
