@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.filling.report import Filled, FillReport
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
-    from gpytorch_gaps.kernels import GappyGridKernel
+    from gpytorch_gaps.kernels import GappyGridKernel, preconditioned_ski
     from gpytorch_gaps.likelihoods import GappyGridLikelihood
     from gpytorch_gaps.posterior.sampling import sample_posterior
     from gpytorch_gaps.posterior.scoring import Score, leave_out, score
@@ -65,6 +65,7 @@ __all__ = [
     "from_xarray",
     "leave_out",
     "operators",
+    "preconditioned_ski",
     "preconditioners",
     "reconstruct",
     "record_solves",
@@ -103,6 +104,7 @@ _HOMES = {
     "leave_out": "posterior.scoring",
     "operators": "operators",
     "plot": "plot",
+    "preconditioned_ski": "kernels",
     "preconditioners": "preconditioners",
     "reconstruct": "reconstruction.reconstruct",
     "record_solves": "reports",

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
+from gpytorch_gaps.kernels.interpolated import InterpolatedGridKernel
 from gpytorch_gaps.operators import (
     KernelRowsOperator,
     KhatriRaoOperator,
@@ -67,7 +68,7 @@ def _keeping_structure(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 def _delegate_strategy(self: Kernel, *args: Any, **kwargs: Any) -> Any:
     for kernel in self.modules():
-        if isinstance(kernel, GappyGridKernel):
+        if isinstance(kernel, GappyGridKernel | InterpolatedGridKernel):
             return kernel.prediction_strategy(*args, **kwargs)
     return Kernel.prediction_strategy(self, *args, **kwargs)
 
@@ -123,7 +124,7 @@ class _TermExpansion:
             parts = as_grid_kernels(kernel, columns, self.grid_kernel)
             if parts:
                 return self._on_grid(parts, self.grid_kernel)
-        if is_linear or self._may_be_dense(kernel):
+        if is_linear or isinstance(kernel, InterpolatedGridKernel) or self._may_be_dense(kernel):
             x1, x2 = select_columns(self.x1, columns), select_columns(self.x2, columns)
             return [_evaluate(kernel, x1, x2, self.params)]
         return [self._by_rows(kernel, columns)]

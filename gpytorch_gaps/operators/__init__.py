@@ -1,6 +1,9 @@
 """LinearOperators over the solvers: thin faces that plug into GPyTorch's conjugate gradients and Lanczos."""
 
+from gpytorch_gaps.linalg.interpolation import GridInterpolation
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
+from gpytorch_gaps.operators.interpolated_kronecker_added_diag import InterpolatedKroneckerAddedDiagOperator
 from gpytorch_gaps.operators.kernel_rows import KernelRowsOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
@@ -16,6 +19,9 @@ from gpytorch_gaps.operators.selected_kronecker_sum import (
 
 __all__ = [
     "FillGapsOperator",
+    "GridInterpolation",
+    "InterpolatedKroneckerAddedDiagOperator",
+    "InterpolatedKroneckerOperator",
     "KernelRowsOperator",
     "KhatriRaoOperator",
     "PenalizedGapsOperator",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.grid.protocol import GridKernel
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumOperator
 from gpytorch_gaps.utils.cache import TensorCache
@@ -137,6 +138,7 @@ def grid_covariance(covariance: LinearOperator) -> LinearOperator:
     if type(covariance) is not SumLinearOperator:
         return covariance
     parts = [part.evaluate_kernel() if isinstance(part, lazy) else part for part in covariance.linear_ops]
-    if any(isinstance(part, SelectedKroneckerOperator) and part.is_symmetric for part in parts):
+    ours = SelectedKroneckerOperator | InterpolatedKroneckerOperator
+    if any(isinstance(part, ours) and part.is_symmetric for part in parts):
         return SelectedKroneckerSumOperator(*parts)
     return SumLinearOperator(*parts)

@@ -5,8 +5,11 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator, Matmul
 from linear_operator.operators.psd_sum_linear_operator import PsdSumLinearOperator
 from torch import Tensor
 
+from gpytorch_gaps.linalg.interpolation import GridInterpolation
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.preconditioners.core_matrix import lifted_root
+from gpytorch_gaps.preconditioners.interpolated import InterpolatedPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.utils.precision import full_float32
 
@@ -35,13 +38,21 @@ def low_rank_operator(
     :param diagonal: D; what the preconditioner adds to it is a constant.
     """
     raised = DiagLinearOperator(diagonal._diagonal() + preconditioner.added.to(dtype))
-    vectors = [q.to(dtype) for q in preconditioner.vectors]
-    basis = SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=preconditioner.basis_index)
     if not coefficients.size(-1):
         assert root is not None
         return _LowRankSum(RootLinearOperator(root.to(dtype)), raised)
+    basis = _basis(preconditioner, [q.to(dtype) for q in preconditioner.vectors])
     scale = DiagLinearOperator(lifted_root(coefficients).to(dtype))
     parts = [RootLinearOperator(MatmulLinearOperator(basis, scale))]
     if root is not None:
         parts.append(RootLinearOperator(root.to(dtype)))
     return _LowRankSum(*parts, raised)
+
+
+def _basis(preconditioner: LowRankPreconditioner, vectors: list[Tensor]) -> LinearOperator:
+    """F, without its scale."""
+    columns = preconditioner.basis_index
+    if isinstance(preconditioner, InterpolatedPreconditioner):
+        selection = GridInterpolation.selecting(columns, [q.size(-1) for q in vectors])
+        return InterpolatedKroneckerOperator(*vectors, rows=preconditioner.rows, columns=selection)
+    return SelectedKroneckerOperator(*vectors, row_index=preconditioner.index, col_index=columns)

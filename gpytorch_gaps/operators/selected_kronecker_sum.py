@@ -17,10 +17,12 @@ from linear_operator.utils.getitem import _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from gpytorch_gaps.operators.base import as_diagonal, entries_of
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, entries_of
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.sums import register_sum
+from gpytorch_gaps.solvers.interpolated_system import InterpolatedSystem
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.system import NoisySystem, Unstructured
 from gpytorch_gaps.utils.cache import TensorCache
@@ -28,6 +30,8 @@ from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.tensors import same_values
 
 _UNSTRUCTURED_RANK = 100  # of the pivoted Cholesky factor by which a term without structure is preconditioned
+_INTERPOLATED_RANK = 400  # of the eigenvectors of an interpolated term on another grid than the first, which are stored
+_STORED_NUMBERS = 2**25  # of these, at most: 256 MiB
 
 
 class SelectedKroneckerSumOperator(SumLinearOperator):
@@ -68,9 +72,12 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         return super()._bilinear_derivative(left_vecs, right_vecs)
 
     @cached(name="kronecker_terms")
-    def kronecker_terms(self) -> list[SelectedKroneckerOperator]:
-        """The Kronecker products on the same grid as the first of them."""
+    def kronecker_terms(self) -> list[Any]:
+        """The Kronecker products on the same grid as the first of them; or the interpolated ones, if all are."""
         terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
+        if not terms:
+            interpolated = [op for op in self.linear_ops if isinstance(op, InterpolatedKroneckerOperator)]
+            return [op for op in interpolated if op.rows == interpolated[0].rows]
         return [
             op for op in terms if op.row_shape == terms[0].row_shape and same_values(op.row_index, terms[0].row_index)
         ]
@@ -91,11 +98,13 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         rank = min(_UNSTRUCTURED_RANK, op.size(-1))
 
         def compute() -> Tensor:
+            if isinstance(op, InterpolatedKroneckerOperator):
+                return op.leading_root(min(_INTERPOLATED_RANK, max(1, _STORED_NUMBERS // op.size(-1))))
             # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
             root = _as_float64(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
             return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
 
-        return self.cache.cached(("root", number), op.representation(), compute).to(self.dtype)
+        return self.cache.cached(("root", number), _made_of(op), compute).to(self.dtype)
 
 
 class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
@@ -138,31 +147,27 @@ class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
 
     def system(self) -> NoisySystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
-        return kernel.cache.cached(
-            "system", (*kernel.representation(), *self._diag_tensor.representation()), self._build
-        )
+        made_of = [tensor for op in kernel.linear_ops for tensor in _made_of(op)]
+        return kernel.cache.cached("system", (*made_of, *self._diag_tensor.representation()), self._build)
 
     def _build(self) -> NoisySystem:
         kernel: SelectedKroneckerSumOperator = self._linear_op
         terms = kernel.kronecker_terms()
         others = [op for op in kernel.linear_ops if not any(op is term for term in terms)]
-        return NoisySystem(
-            [KroneckerTerm(op.factors, op.shared_eigen()) for op in terms],
-            terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device),
-            self.noise_tensor(),
-            self.size(-1),
-            _unstructured(others, kernel.root()) if others else None,
-            dtype=self.dtype,
-        )
+        products = [KroneckerTerm(op.factors, op.shared_eigen()) for op in terms]
+        other, noise = _unstructured(others, kernel.root()) if others else None, self.noise_tensor()
+        if terms and isinstance(terms[0], InterpolatedKroneckerOperator):
+            return InterpolatedSystem(products, terms[0].rows, noise, other, dtype=self.dtype)
+        index = terms[0].row_index if terms else torch.zeros(0, dtype=torch.long, device=self.device)
+        return NoisySystem(products, index, noise, self.size(-1), other, dtype=self.dtype)
 
 
 register_sum("kernel", SelectedKroneckerSumOperator)
 
 
 def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unstructured:
-    wide, rows = [_as_float64(op) for op in others], others[0].size(-1)
+    wide = [_as_float64(op) for op in others]
     low_rank = [isinstance(op, RootLinearOperator) and op.root.size(-1) <= _UNSTRUCTURED_RANK for op in others]
-    widths = [op.root.size(-1) if isinstance(op, RootLinearOperator) else rows / 2 for op in others]
     assert root is not None
     return Unstructured(
         matmul=lambda x: sum(op._matmul(x) for op in wide),
@@ -170,14 +175,27 @@ def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unst
         entries=lambda rows, columns: torch.stack([entries_of(op, rows, columns) for op in wide]).sum(0),
         root=root.detach().double(),
         trace=sum(op._diagonal().sum(-1) for op in wide),
-        flops=sum(4.0 * rows * width for width in widths),
+        flops=sum(map(_product_flops, others)),
         is_low_rank=all(low_rank),
     )
 
 
+def _made_of(op: LinearOperator) -> tuple[Tensor, ...]:
+    """The tensors that decide on a term; the points of an interpolated one are not among its arguments."""
+    points = (op.rows.first, op.rows.weights) if isinstance(op, InterpolatedKroneckerOperator) else ()
+    return *op.representation(), *points
+
+
+def _product_flops(op: LinearOperator) -> float:
+    """FLOPs of a product with one column."""
+    if isinstance(op, InterpolatedKroneckerOperator):
+        return op.product_flops
+    return 4.0 * op.size(-1) * (op.root.size(-1) if isinstance(op, RootLinearOperator) else op.size(-1) / 2)
+
+
 def _as_float64(op: LinearOperator) -> LinearOperator:
     """In float64 and detached."""
-    if isinstance(op, SelectedKroneckerOperator):
+    if isinstance(op, KroneckerFactorsOperator):
         return op._as_float64()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())
     return op.representation_tree()(*tensors)

@@ -26,11 +26,14 @@ from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
 from gpytorch_gaps.utils.tensors import same_values
+
+_GridOperator = SelectedKroneckerOperator | InterpolatedKroneckerOperator
 
 _MOST_NUMBERS_PER_CELL = 4  # standard normal numbers of one draw
 _DETERMINED = 1e-10  # of the prior variance: rounding may leave so much of a point that the grid determines
@@ -121,6 +124,9 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
 def _term(
     prior: LinearOperator, cross: LinearOperator, train: LinearOperator, cells: Tensor | None, memory: float
 ) -> _Term:
+    interpolated = all(isinstance(op, InterpolatedKroneckerOperator) for op in (train, prior))
+    if interpolated and prior.is_symmetric and prior.row_shape == train.row_shape:
+        return _OnGrid(prior, train)
     if isinstance(train, SelectedKroneckerOperator):
         tested = isinstance(prior, SelectedKroneckerOperator) and prior.is_symmetric
         against = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator) and _against(cross, train)
@@ -158,16 +164,25 @@ def _against(cross: SelectedKroneckerOperator | KhatriRaoOperator, train: Select
 
 
 class _OnGrid:
-    def __init__(self, prior: SelectedKroneckerOperator, train: SelectedKroneckerOperator) -> None:
+    """The process on the grid, at cells of it or interpolated."""
+
+    def __init__(self, prior: _GridOperator, train: _GridOperator) -> None:
         # factors of the prior: those of the observations may be detached
         self._roots = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
-        self._train_index, self._test_index = train.row_index, prior.row_index
+        self._train, self._test = train, prior
         self._rotations = _rotations(self._roots)
         self.sizes = [math.prod(train.row_shape)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
         grid = kron_matmul(self._roots, kron_matmul(self._rotations, normals[0]))
-        return select_cells(grid, self._train_index), select_cells(grid, self._test_index)
+        return _at_rows(grid, self._train), _at_rows(grid, self._test)
+
+
+def _at_rows(grid: Tensor, op: _GridOperator) -> Tensor:
+    """Values of a process on the grid at the rows of its covariance. shape: (*batch, M, C) -> (*batch, N, C)"""
+    if isinstance(op, InterpolatedKroneckerOperator):
+        return op.rows.select(grid)
+    return select_cells(grid, op.row_index)
 
 
 class _OnTwoGrids:

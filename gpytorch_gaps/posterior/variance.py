@@ -19,11 +19,13 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import unravel
+from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import low_rank_of
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts, chunks
 from gpytorch_gaps.posterior.pathwise import pathwise_draws
+from gpytorch_gaps.preconditioners.interpolated import InterpolatedPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import (
     ApproximateVarianceWarning,
@@ -117,7 +119,8 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     if train is None or parts.differentiated or train.batch_shape:
         return None
     started = time.perf_counter()
-    level, tolerance = 1.0 if parts.cells is not None else _EXTENSION_TOLERANCE, parts.config.tolerance
+    extended = parts.cells is None and not isinstance(parts.cross, InterpolatedKroneckerOperator)
+    level, tolerance = _EXTENSION_TOLERANCE if extended else 1.0, parts.config.tolerance
     found = low_rank_form(train.system(), parts.num_points, parts.config, level)
     basis = None if found is None else _basis(parts, found[0], tolerance)
     if found is None or basis is None:
@@ -127,7 +130,7 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
     off = error * prior + _rounding(prior, form.condition * variance)
     if bool((off > _MOST_ROUNDING * variance).any()):
         return None
-    if parts.cells is None:
+    if extended:
         if _error_of_extension(parts, form, variance, left_out) > 0.2 * tolerance:
             return None
         off = off + tolerance * variance
@@ -224,6 +227,9 @@ def _basis(
     if cells is not None:
         return lambda rows: form.basis_at(cells[rows])
     cross, kernel = parts.cross, parts.train._linear_op
+    if isinstance(form, InterpolatedPreconditioner):  # whose eigenvectors are interpolated anywhere on the grid
+        known = isinstance(cross, InterpolatedKroneckerOperator)
+        return (lambda rows: form.basis_of(cross.rows.at(rows))) if known else None
     structured = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator)
     if not structured or not isinstance(kernel, SelectedKroneckerOperator):
         return None

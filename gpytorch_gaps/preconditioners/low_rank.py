@@ -101,6 +101,18 @@ class LowRankPreconditioner:
     def constant(self) -> bool:
         return self.diagonal.size(-1) == 1
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.index)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """``W' x``. shape: (*batch, N, C) -> (*batch, M, C)"""
+        return spread_cells(x, self.index, self.num_cells)
+
+    def _select(self, grid: Tensor) -> Tensor:
+        """``W g``. shape: (*batch, M, C) -> (*batch, N, C)"""
+        return select_cells(grid, self.index)
+
     def _raised(self, diagonal: Tensor, trace: Tensor | None) -> Tensor:
         """D', before any lift. shape: (*batch, 1) or (*batch, N)"""
         largest = self.coefficients.amax() if self._leading else diagonal.new_zeros(())
@@ -110,13 +122,13 @@ class LowRankPreconditioner:
         if trace is not None:
             left_out = trace.detach().double() - (self.coefficients * self._column_squares()).sum(-1)
             left_out = left_out if by_root is None else left_out - by_root.sum(-1)
-            diagonal = diagonal + left_out.clamp_min(0.0).unsqueeze(-1) / max(1, len(self.index))
+            diagonal = diagonal + left_out.clamp_min(0.0).unsqueeze(-1) / max(1, self.num_rows)
         return diagonal.maximum(_RESOLVED * largest)
 
     def _column_squares(self) -> Tensor:
         """``|f_a|^2``: how much of each eigenvector is on the cells of the rows. shape: (*batch, p)"""
-        ones = torch.ones(len(self.index), 1, dtype=torch.float64, device=self.index.device)
-        counts = spread_cells(ones, self.index, self.num_cells)
+        ones = torch.ones(self.num_rows, 1, dtype=torch.float64, device=self.index.device)
+        counts = self._spread(ones)
         squares = kron_matmul([q.square() for q in self._transposed], counts)
         return select_cells(squares, self.basis_index).squeeze(-1)
 
@@ -128,8 +140,8 @@ class LowRankPreconditioner:
         """``F' D^-1 F``, differentiable in D."""
         if not self._leading:
             return diagonal.new_zeros(0, 0)
-        weights = diagonal.reciprocal().expand(*diagonal.shape[:-1], len(self.index)).unsqueeze(-1)
-        grid_weights = spread_cells(weights, self.index, self.num_cells).squeeze(-1)
+        weights = diagonal.reciprocal().expand(*diagonal.shape[:-1], self.num_rows).unsqueeze(-1)
+        grid_weights = self._spread(weights).squeeze(-1)
         return masked_gram(self.vectors, self._local, grid_weights)
 
     def _core(self, coefficients: Tensor, diagonal: Tensor, root: Tensor | None) -> Tensor:
@@ -149,16 +161,14 @@ class LowRankPreconditioner:
         """``F' x``. shape: (*batch, N, C) -> (*batch, p, C)"""
         if not self._leading:
             return x[..., :0, :]
-        return select_cells(
-            kron_matmul(self._transposed, spread_cells(x, self.index, self.num_cells)), self.basis_index
-        )
+        return select_cells(kron_matmul(self._transposed, self._spread(x)), self.basis_index)
 
     def expand(self, coefficients: Tensor) -> Tensor:
         """``F c``. shape: (*batch, p, C) -> (*batch, N, C)"""
         if not self._leading:
-            return coefficients.new_zeros(*coefficients.shape[:-2], len(self.index), coefficients.size(-1))
+            return coefficients.new_zeros(*coefficients.shape[:-2], self.num_rows, coefficients.size(-1))
         basis = spread_cells(coefficients, self.basis_index, math.prod(self._basis_shape))
-        return select_cells(kron_matmul(self.vectors, basis), self.index)
+        return self._select(kron_matmul(self.vectors, basis))
 
     def solve(self, x: Tensor) -> Tensor:
         """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
@@ -193,10 +203,10 @@ class LowRankPreconditioner:
         vectors, transposed, weights = self._narrow
         scale = self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1)
         scaled = x * weights
-        grid = kron_matmul(transposed, spread_cells(scaled, self.index, self.num_cells))
+        grid = kron_matmul(transposed, self._spread(scaled))
         inner = scale * solve_from(self._cholesky, scale * select_cells(grid, self.basis_index).double())
         basis = spread_cells(inner.float(), self.basis_index, math.prod(self._basis_shape))
-        return scaled - weights * select_cells(kron_matmul(vectors, basis), self.index)
+        return scaled - weights * self._select(kron_matmul(vectors, basis))
 
     def matmul(self, x: Tensor) -> Tensor:
         """``P x``, in the precision of x. shape: (*batch, N, C)"""
@@ -212,7 +222,7 @@ class LowRankPreconditioner:
         def normals(rows: int) -> Tensor:
             return torch.randn(*batch, rows, count, dtype=torch.float64, device=self.diagonal.device)
 
-        result = self.diagonal.sqrt().unsqueeze(-1) * normals(len(self.index))
+        result = self.diagonal.sqrt().unsqueeze(-1) * normals(self.num_rows)
         if self._leading:
             result = result + self.expand(
                 self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-1) * normals(self._leading)
@@ -271,5 +281,5 @@ class LowRankPreconditioner:
         diagonal = self.diagonal if diagonal is None else diagonal + self.added
         root = self.root if root is None else root
         inner = logdet_from(self._cholesky) if own else dense_logdet(self._core(coefficients, diagonal, root))
-        rows = len(self.index) if diagonal.size(-1) == 1 else 1
+        rows = self.num_rows if diagonal.size(-1) == 1 else 1
         return inner + rows * diagonal.log().sum(-1)

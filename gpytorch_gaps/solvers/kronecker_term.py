@@ -121,3 +121,11 @@ class KroneckerTerm:
     def least_eigenvalue(self) -> Tensor:
         """The smallest eigenvalue of K, over a batch."""
         return torch.stack([values.amin() for values in self.eigen().values]).prod()
+
+
+def side_by_side(vectors: Sequence[Tensor]) -> Tensor:
+    """Matrices of several terms as one. shape: (*batch, m, m_t) each -> (*batch, m, Σ m_t)"""
+    if len(vectors) == 1:
+        return vectors[0]
+    batch = torch.broadcast_shapes(*(own.shape[:-2] for own in vectors))
+    return torch.cat([own.expand(*batch, *own.shape[-2:]) for own in vectors], -1)

@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.preconditioners.neighbours import NeighbourLists, NeighbourPreconditioner, neighbour_lists
+from gpytorch_gaps.solvers.kronecker_term import side_by_side
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.threads import threads_for
 
@@ -177,29 +178,19 @@ def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None)
         return LowRankPreconditioner([alone], nothing, alone.new_zeros(0), rows, system.noise, root, trace=trace)
     positions, offsets = [], [0] * len(system.terms[0].shape)
     for term, rank in zip(system.terms, ranks, strict=True):
-        own = term.leading(rank)[1] if rank else system.train_index.new_zeros(len(offsets), 0)
+        own = term.leading(rank)[1] if rank else term.leading(1)[1][:, :0]
         positions.append(torch.stack([axis + offset for axis, offset in zip(own, offsets, strict=True)]))
         offsets = [offset + size for offset, size in zip(offsets, term.shape, strict=True)]
-    left_out = sum(term.left_out(rank) for term, rank in zip(system.terms, ranks, strict=True))
+    left_out = system.gain * sum(term.left_out(rank) for term, rank in zip(system.terms, ranks, strict=True))
     all_known = (system.other is None or system.other.is_low_rank) and system.least_noise > 0
-    return LowRankPreconditioner(
-        [_side_by_side(axis) for axis in zip(*(term.eigen().vectors for term in system.terms), strict=True)],
+    return system.low_rank(
+        [side_by_side(axis) for axis in zip(*(term.eigen().vectors for term in system.terms), strict=True)],
         torch.cat(positions, -1),
         eigenvalues_kept(system, ranks, [term.factors() for term in system.terms]),
-        system.train_index,
-        system.noise,
-        root,
+        root=root,
         left_over=left_out / system.least_noise if all_known else math.inf,
         trace=trace,
     )
-
-
-def _side_by_side(vectors: Sequence[Tensor]) -> Tensor:
-    """shape: (*batch, m, m_t) each -> (*batch, m, Σ m_t)"""
-    if len(vectors) == 1:
-        return vectors[0]
-    batch = torch.broadcast_shapes(*(own.shape[:-2] for own in vectors))
-    return torch.cat([own.expand(*batch, *own.shape[-2:]) for own in vectors], -1)
 
 
 # -- neighbours ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import kron_entries, select_cells, spread_cells, unravel
+from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.utils.threads import threads_for
 
@@ -58,6 +59,9 @@ class NoisySystem:
 
     row_scale: Tensor | None = None
     """What residuals are multiplied by to be in the original units, where the system is whitened. (*batch, N, 1)"""
+    gain = 1.0  # a bound on the eigenvalues of ``W W'``: those of ``W K W'`` are at most as many times those of K
+    kind = "a sum of kernels"  # as messages name it
+    on_cells = True  # whether every row is a cell of the grid, which has neighbours
 
     def __init__(
         self,
@@ -129,14 +133,20 @@ class NoisySystem:
         """The product with the whole matrix, in the precision of x. shape: (*batch, N, C)"""
         noise = self.noise.to(x.dtype).unsqueeze(-1)
         if self.terms:
-            grid = spread_cells(x, self.train_index, self.num_cells)
+            grid = self._spread(x)
             total = self.terms[0].matmul(grid)
             for term in self.terms[1:]:
                 total = total + term.matmul(grid)
-            image = torch.addcmul(select_cells(total, self.train_index), noise, x)
+            image = torch.addcmul(self._select(total), noise, x)
         else:
             image = noise * x
         return image if self.other is None else image + self.other.matmul(x.double()).to(x.dtype)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        return spread_cells(x, self.train_index, self.num_cells)
+
+    def _select(self, grid: Tensor) -> Tensor:
+        return select_cells(grid, self.train_index)
 
     def original_matmul(self, x: Tensor) -> Tensor:
         """The product with the matrix before it was whitened. shape: (*batch, N, C)"""
@@ -234,3 +244,14 @@ class NoisySystem:
     @property
     def batched(self) -> bool:
         return self.noise.dim() > 1 or any(factor.dim() > 2 for term in self.terms for factor in term.factors())
+
+    # -- low-rank preconditioners ------------------------------------------------------------------------------------
+
+    def low_rank(self, vectors: Any, positions: Tensor, values: Tensor, **kind: Any) -> LowRankPreconditioner:
+        """A low-rank matrix plus the noise, from eigenvectors on the grid."""
+        return LowRankPreconditioner(vectors, positions, values, self.train_index, self.noise, **kind)
+
+    @property
+    def gram_shape(self) -> tuple[int, ...]:
+        """The axes over which the Gram matrix of a preconditioner is contracted."""
+        return self.terms[0].shape

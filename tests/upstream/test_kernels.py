@@ -4,9 +4,19 @@ import math
 
 import pytest
 import torch
-from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    GridInterpolationKernel,
+    IndexKernel,
+    Kernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator
 
+from gpytorch_gaps import preconditioned_ski
 from tests.upstream._helpers import changed, in_subprocess, raised
 
 KERNELS = "gpytorch_gaps.kernels"
@@ -159,3 +169,47 @@ def test_float32_merges_minutes():
     axis = module.float().axis
     message = changed("Module.float() no longer merges minutes since 1970", where)
     assert len(axis.unique()) < len(seconds.unique()) == 60, message
+
+
+# -- structured kernel interpolation -----------------------------------------------------------------------------------
+
+SKI = "gpytorch_gaps.kernels.interpolated"
+
+
+def interpolation_error(base, sizes):
+    """The largest difference between an interpolated kernel and the kernel itself, at random points."""
+    unit = ((0.0, 1.0), (0.0, 1.0))
+    x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    base = base.double()
+    interpolated = GridInterpolationKernel(base, grid_size=sizes, grid_bounds=unit).double()
+    ours = preconditioned_ski(interpolated)
+    return [float((own(x).to_dense() - base(x).to_dense()).abs().max().detach()) for own in (interpolated, ours)]
+
+
+def test_interpolated_grids_of_different_lengths_are_wrong():
+    """Trap: axes are multiplied in one order and indexed in the other. Answered by kernels.interpolated."""
+    kernel = RBFKernel()
+    kernel.lengthscale = 0.3
+    square, _ = interpolation_error(kernel, [60, 60])
+    theirs, ours = interpolation_error(kernel, [60, 90])
+    assert square < 1e-3
+    assert ours < 1e-3
+    assert theirs > 0.5, changed("GridInterpolationKernel is right on axes of different lengths", SKI)
+
+
+def test_interpolated_kernels_exchange_lengthscales():
+    """Trap: with ARD the axes are exchanged, too, even if they are of one length. Answered likewise."""
+    kernel = RBFKernel(ard_num_dims=2)
+    kernel.lengthscale = torch.tensor([0.2, 0.9])
+    theirs, ours = interpolation_error(kernel, [60, 60])
+    assert ours < 1e-3
+    assert theirs > 0.5, changed("GridInterpolationKernel is right with ARD", SKI)
+
+
+def test_interpolated_kernels_scale_once_per_column():
+    """Trap: a ScaleKernel inside counts once per column: the variance is s^d. Answered likewise."""
+    kernel = ScaleKernel(RBFKernel())
+    kernel.outputscale, kernel.base_kernel.lengthscale = 2.0, 0.3
+    theirs, ours = interpolation_error(kernel, [60, 60])
+    assert ours < 1e-3
+    assert abs(theirs - 2.0) < 1e-2, changed("GridInterpolationKernel counts a scale inside once", SKI)

@@ -199,7 +199,7 @@ def _rank_choices(system: NoisySystem, rank: int | None) -> list[RankChoice]:
     choices = []
     for i in range(len(sizes)):
         chosen = tuple(own_ranks[i] for own_ranks in ranks)
-        left = sum(own_left[i] for own_left in left_after)
+        left = system.gain * sum(own_left[i] for own_left in left_after)
         columns = [sum(counts) for counts in zip(*(counts[i] for counts in used), strict=True)]
         setup, application = _preconditioner_flops(system, sum(chosen), columns, own)
         over_noise = left / system.least_noise if system.least_noise > 0 else math.inf
@@ -229,7 +229,7 @@ def _preconditioner_flops(system: NoisySystem, rank: int, columns: Sequence[int]
     rows = system.num_train
     if not rank:
         return 2.0 * rows * own**2, 4.0 * rows * own
-    setup, application = low_rank_flops(list(zip(system.terms[0].shape, columns, strict=True)), rank)
+    setup, application = low_rank_flops(list(zip(system.gram_shape, columns, strict=True)), rank)
     # columns without structure are projected onto the others, and multiplied densely
     return setup + own * application + 2.0 * rows * own**2, application + 4.0 * rows * own
 
@@ -261,9 +261,11 @@ def _rank_plan(system: NoisySystem, choice: RankChoice, num_rhs: int, reduction:
 
 
 def about_sum(system: NoisySystem) -> str:
-    """How a report names a sum of kernels; empty for a single product."""
+    """How a report names a sum of kernels, or an interpolated product; empty for a product at cells."""
     if isinstance(system, GapSystem):
         return ""
+    if system.kind != NoisySystem.kind:  # interpolated
+        return f"{system.kind}, "
     count = len(system.terms)
     return f"a sum with {count} Kronecker term{'s' if count != 1 else ''}, "
 

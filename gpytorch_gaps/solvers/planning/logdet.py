@@ -59,7 +59,7 @@ def plan_logdet(system: NoisySystem, config: SolveConfig) -> LogdetPlan:
 def _plan_of_sum(system: NoisySystem, config: SolveConfig) -> LogdetPlan:
     method = config.logdet_method
     if method == "nystrom":
-        raise ValueError("logdet_method: got 'nystrom' for a sum of kernels, expected 'auto', 'exact' or 'stochastic'")
+        raise ValueError(f"logdet_method: got 'nystrom' for {system.kind}, expected 'auto', 'exact' or 'stochastic'")
     if method == "auto":
         task = Task(config.num_probes + 1, config.train_tolerance)
         chosen = next(plan(system, task, config.replace(method="auto")))

@@ -41,7 +41,7 @@ def neighbour_plan(
 
     :param ceiling: seconds of the best alternative.
     """
-    if "neighbours" not in config.preconditioners or not system.terms or system.num_train < 2:
+    if "neighbours" not in config.preconditioners or not (system.terms and system.on_cells) or system.num_train < 2:
         return None
     wanted = _COUNTS if config.num_neighbours is None else (config.num_neighbours,)
     first, *others = sorted({min(count, system.num_train - 1) for count in wanted})

@@ -82,8 +82,8 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
         return _ignore_plan(system, task, config)
     if not isinstance(system, GapSystem):
         raise ValueError(
-            f"gap_method: got {method!r} for a sum of kernels, expected 'auto', 'ignore' or 'cholesky': a sum of "
-            "Kronecker products has no eigenbasis that fills gaps"
+            f"gap_method: got {method!r} for {system.kind}, expected 'auto', 'ignore' or 'cholesky': only a single "
+            "Kronecker product at cells of its grid has an eigenbasis that fills gaps"
         )
     own = min(rank or 0, system.num_cells - system.num_train) if method == "fill" else 0
     return Plan(method, own, reason="asked for")
