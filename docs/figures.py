@@ -109,6 +109,39 @@ def membrane_video() -> None:
     figure.savefig(HERE / "membrane.png", dpi=100)
 
 
+def neighbours() -> None:
+    """The coarse-to-fine order of the cells around a hole, and the neighbours of two of them."""
+    rows, columns = 45, 60
+    x, y = torch.linspace(0, 1, rows).double(), torch.linspace(0, 4 / 3, columns).double()
+    hole = (x[:, None] - 0.5) ** 2 + (y - 0.72) ** 2 < 0.085
+    index = (~hole).flatten().nonzero().squeeze(-1)
+    factors = [torch.exp(-(axis[:, None] - axis).abs() / 0.3) for axis in (x, y)]
+    lists = gaps.preconditioners.neighbour_lists(factors, index, 20)
+    row, column = index // columns, index % columns
+    figure, panels = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained", sharex=True, sharey=True)
+    order = torch.full((rows, columns), torch.nan)
+    order[row, column] = 1.0 + lists.rank.float()
+    image = panels[0].imshow(order.log2(), cmap="viridis_r", interpolation="nearest")
+    bar = figure.colorbar(image, ax=panels[0], shrink=0.8, ticks=[0, 3, 6, 9])
+    bar.ax.set_yticklabels(["1", "8", "64", "512"])
+    panels[0].set_title("the order, coarse to fine")
+    at_hole = (row - 22).abs() + (column - 16).abs()  # left of the hole
+    for panel, when in zip(panels[1:], (150, len(index) - 1), strict=True):
+        late = (lists.rank - when).abs() <= max(40, when // 8)
+        cell = int(torch.where(late, at_hole, rows * columns).argmin())
+        earlier = lists.rank < lists.rank[cell]
+        own = lists.rows[cell][lists.rows[cell] >= 0]
+        panel.imshow(torch.where(hole, 0.75, 1.0), cmap="gray", vmin=0, vmax=1)
+        panel.plot(column[earlier], row[earlier], ".", color="0.75", ms=3, label="earlier cells")
+        panel.plot(column[own], row[own], "o", color="tab:blue", ms=4, label="its 20 neighbours")
+        panel.plot(column[cell], row[cell], "*", color="tab:red", ms=10, label=f"cell {int(lists.rank[cell]) + 1}")
+        panel.set_title(f"cell {int(lists.rank[cell]) + 1} of {len(index)}")
+        panel.legend(loc="upper right", fontsize=7)
+    for panel in panels:
+        panel.set(xticks=[], yticks=[])
+    figure.savefig(HERE / "neighbours.png", dpi=110)
+
+
 def quickstart() -> None:
     """Two pictures of the notebook, as it is stored: of the lake in colour, and of the stations."""
     notebook = json.loads((HERE.parents[1] / "notebooks" / "quickstart.ipynb").read_text())
@@ -125,3 +158,4 @@ if __name__ == "__main__":
     quickstart()
     posterior()
     membrane_video()
+    neighbours()

@@ -244,7 +244,9 @@ def _lanczos_once(
     form.keeps_lanczos = lanczos
     found = refine(form, None, config.iteration_dtype(torch.float64), config.max_iterations)
     report = _report(system, wide, found, config, started, scale)
-    report = report if preconditioner is None else replace(report, rank=preconditioner.rank)
+    if preconditioner is not None:
+        count = getattr(preconditioner, "num_neighbours", 0)
+        report = replace(report, rank=preconditioner.rank, num_neighbours=count)
     return Solved((found.solution * scale).to(rhs.dtype), found.residual * scale, report, form.lanczos)
 
 
