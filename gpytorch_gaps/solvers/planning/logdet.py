@@ -1,13 +1,14 @@
 """Which log-determinant, and on which side of the block identity.
 
-Exact where a dense factorisation is small, or cheaper than an estimate. Otherwise Lanczos goes where the matrix is well
-conditioned: to the observations, where an affordable rank takes the spectrum down to the noise, or where neighbours
-precondition well, so that the preconditioner leaves next to no variance; else to the gaps, unless that costs several
-times as much. Between neighbours and the gaps, what counts is the time that an estimate of a given error takes.
+Exact where a dense factorisation is small, or cheaper than an estimate. Otherwise Lanczos goes where an estimate of a
+given error takes the least time: to the observations, preconditioned by eigenvectors or neighbours, or to the gaps. How
+much variance each leaves is known from the spectrum, or from a trial.
 """
 
 import math
 from typing import NamedTuple
+
+import torch
 
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
@@ -20,8 +21,6 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _CHEAP_CHOLESKY_ROWS = 800
 _NEGLIGIBLE_ERROR = 1.0  # nats
-_NEIGHBOURS_WORTH = 2.0  # times the seconds of a low rank that stays above the noise: their variance is far smaller
-_GAP_SIDE_WORTH = 25.0  # times the cost of the data side: what the smaller variance of the gap side is worth
 
 
 class LogdetPlan(NamedTuple):
@@ -69,31 +68,40 @@ def _plan_of_sum(system: NoisySystem, config: SolveConfig) -> LogdetPlan:
 
 def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
     """The better side for Lanczos, and its FLOPs."""
-    columns, tolerance = config.num_probes + 1, config.train_tolerance
     if system.fillable and not len(system.gap_index):
         return "gaps", 0.0  # the log-determinant of the whole grid is a sum over eigenvalues
     if config.rank is not None or config.preconditioner != "auto":
         return "data", math.inf
-    if not system.fillable:
-        data = _data_plan(system, config)
-        return "data", math.inf if data is None else data.flops
-    eigen = best_rank(system, columns, tolerance) if system.least_noise > 0 else None
-    if eigen is not None and _reaches_noise(eigen, system):
-        return "data", eigen.flops
+    gaps = _on_gaps(system, config) if system.fillable else None
+    data = _on_data(system, config, math.inf if gaps is None else gaps.merit)
+    sides = {"gaps": gaps, "data": data}
+    best = min(filter(None, sides.values()), key=lambda own: own.merit, default=None)
+    return ("gaps" if best is gaps else "data"), math.inf if best is None else best.plan.flops
+
+
+class _Estimate(NamedTuple):
+    """One way to estimate a log-determinant.
+
+    :param variance: of the mean over all probes.
+    """
+
+    plan: Plan
+    variance: float
+
+    @property
+    def merit(self) -> float:
+        """The time that an estimate of a given error takes, where an error of a nat counts as none: less is better."""
+        return self.plan.seconds * (self.variance + _NEGLIGIBLE_ERROR**2)
+
+
+def _on_gaps(system: GapSystem, config: SolveConfig) -> _Estimate:
+    columns, tolerance = config.num_probes + 1, config.train_tolerance
     trial = gap_trial(system)
-    gaps = fill_plan(system, columns, tolerance, config.max_iterations, expected_condition(trial))
-    variance = expected_log_variance(trial, len(system.gap_index))
-    if variance / config.num_probes <= _NEGLIGIBLE_ERROR**2:
-        return "gaps", gaps.flops
-    data = _data_plan(system, config)
-    if data is not None and data.num_neighbours:
-        # what counts is the time that an estimate of a given error takes
-        left = neighbour_trial(system, data.num_neighbours)
-        merit = data.seconds * expected_log_variance(left, system.num_train, mean_is_one=True)
-        return ("gaps", gaps.flops) if gaps.seconds * variance < merit else ("data", data.flops)
-    if data is None or gaps.flops <= _GAP_SIDE_WORTH * data.flops:
-        return "gaps", gaps.flops
-    return "data", data.flops
+    # a trial says too little of clouds, for which the bound is the safer guess
+    scattered = system.local_gappiness <= len(system.gap_index) / system.num_cells
+    condition = expected_condition(trial) if scattered else None
+    found = fill_plan(system, columns, tolerance, config.max_iterations, condition)
+    return _Estimate(found, expected_log_variance(trial, len(system.gap_index)) / config.num_probes)
 
 
 # -- the preconditioner on the side of the data ----------------------------------------------------------------------
@@ -101,31 +109,48 @@ def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
 
 def data_preconditioner(system: NoisySystem, config: SolveConfig) -> Choice | None:
     """What probes and data are preconditioned with, which are solved for together; None for nothing."""
-    found = _data_plan(system, config)
-    return None if found is None else found.preconditioner
+    found = _on_data(system, config)
+    return None if found is None else found.plan.preconditioner
 
 
-def _data_plan(system: NoisySystem, config: SolveConfig) -> Plan | None:
+def _on_data(system: NoisySystem, config: SolveConfig, ceiling: float = math.inf) -> _Estimate | None:
+    """The best preconditioner; None where none is allowed.
+
+    :param ceiling: merit of the other side, which neighbours would have to beat.
+    """
+    known = (config.num_probes, config.train_tolerance, config.preconditioner, config.rank, config.num_neighbours)
+    return system.cached(("data side", ceiling, *known), lambda: _best_on_data(system, config, ceiling))
+
+
+def _best_on_data(system: NoisySystem, config: SolveConfig, ceiling: float) -> _Estimate | None:
     columns, tolerance = config.num_probes + 1, config.train_tolerance
-    key = ("data plan", columns, tolerance, config.preconditioner, config.rank, config.num_neighbours)
-    return system.cached(key, lambda: _make_data_plan(system, columns, tolerance, config))
-
-
-def _make_data_plan(system: NoisySystem, columns: int, tolerance: float, config: SolveConfig) -> Plan | None:
     if callable(config.preconditioner):
-        return preconditioned_plan(system, Task(columns, tolerance), config)
-    eigen = None
+        own = preconditioned_plan(system, Task(columns, tolerance), config)
+        return None if own is None else _Estimate(own, math.inf)
+    eigen = neighbours = None
     if "eigen" in config.preconditioners and system.least_noise > 0:
-        eigen = best_rank(system, columns, tolerance, config.rank)
-    if eigen is not None and _reaches_noise(eigen, system):
-        return eigen
-    worth = math.inf if eigen is None else _NEIGHBOURS_WORTH * eigen.seconds
-    neighbours = neighbour_plan(system, columns, tolerance, config, worth, gradients=True)
-    useless = neighbours is None or (eigen is not None and neighbours.seconds > worth)
-    return eigen if useless else neighbours
+        found = best_rank(system, columns, tolerance, config.rank)
+        eigen = _Estimate(found, _eigen_variance(system, found) / config.num_probes)
+        ceiling = min(ceiling, eigen.merit)
+    seconds = ceiling / _NEGLIGIBLE_ERROR**2
+    sparse = neighbour_plan(system, columns, tolerance, config, seconds, gradients=True)
+    if sparse is not None:
+        left = neighbour_trial(system, sparse.num_neighbours)
+        variance = expected_log_variance(left, system.num_train, mean_is_one=True)
+        neighbours = _Estimate(sparse, variance / config.num_probes)
+    return min(filter(None, (eigen, neighbours)), key=lambda own: own.merit, default=None)
 
 
-def _reaches_noise(found: Plan, system: NoisySystem) -> bool:
-    """Whether the eigenvalues that a preconditioner leaves out are below the noise."""
-    left = sum(term.left_out(rank) for term, rank in zip(system.terms, found.ranks, strict=False))
-    return bool(found.rank) and bool(found.ranks) and left <= system.least_noise
+def _eigen_variance(system: NoisySystem, found: Plan) -> float:
+    """Of one probe, from the eigenvalues x that a low rank leaves out: ``2 n Var log((x + s2) / (mean x + s2))``.
+
+    Those of the observed block are about N/M times those of the whole grid.
+    """
+    rows, kept = system.num_train, sum(found.ranks)
+    every = [term.eigen().products.reshape(-1, system.num_cells).amax(0) for term in system.terms]
+    if not every:
+        return math.inf
+    values = torch.cat(every).sort(descending=True).values[kept:rows] * (rows / system.num_cells)
+    left = torch.cat([values, values.new_zeros(max(0, rows - kept - len(values)))])
+    logs = ((left + system.least_noise) / (left.sum() / rows + system.least_noise)).log()
+    return 2.0 * float(logs.square().sum() - logs.sum().square() / rows)
