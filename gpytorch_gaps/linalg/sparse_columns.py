@@ -126,8 +126,11 @@ def _compressed(columns: Tensor, values: Tensor) -> Tensor:
     columns, size = columns.to(values.device), len(columns)
     has = columns >= 0
     starts = torch.cat([torch.zeros_like(columns[:1, 0]), has.sum(-1).cumsum(0)])
+    places = columns[has]
+    if places.numel() <= torch.iinfo(torch.int32).max:  # MKL's own kind of index, others are converted at every product
+        starts, places = starts.int(), places.int()
     with _quiet():
-        return torch.sparse_csr_tensor(starts, columns[has], values[has], (size, size))
+        return torch.sparse_csr_tensor(starts, places, values[has], (size, size))
 
 
 def _triangular_solve(x: Tensor, matrix: Tensor, upper: bool) -> Tensor:

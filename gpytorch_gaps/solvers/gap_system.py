@@ -98,6 +98,11 @@ class GapSystem(NoisySystem):
         """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud."""
         return local_gappiness(self.gap_index, self.shape)
 
+    @property
+    def gaps_are_scattered(self) -> bool:
+        """Whether gaps are no closer together than chance would have it."""
+        return self.local_gappiness <= len(self.gap_index) / self.num_cells
+
     def observed(self, dtype: torch.dtype) -> Tensor:
         """One where a cell is observed, zero in gaps. shape: (M, 1)"""
 

@@ -98,8 +98,7 @@ def _on_gaps(system: GapSystem, config: SolveConfig) -> _Estimate:
     columns, tolerance = config.num_probes + 1, config.train_tolerance
     trial = gap_trial(system)
     # a trial says too little of clouds, for which the bound is the safer guess
-    scattered = system.local_gappiness <= len(system.gap_index) / system.num_cells
-    condition = expected_condition(trial) if scattered else None
+    condition = expected_condition(trial) if system.gaps_are_scattered else None
     found = fill_plan(system, columns, tolerance, config.max_iterations, condition)
     return _Estimate(found, expected_log_variance(trial, len(system.gap_index)) / config.num_probes)
 

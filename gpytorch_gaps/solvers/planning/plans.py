@@ -212,6 +212,8 @@ def _tried(system: NoisySystem, fill: Plan, task: Task, config: SolveConfig, oth
     cost = TRIAL_STEPS * fill.seconds / max(1.0, fill.iterations * task.num_rhs)
     if fill.seconds < other or cost > _WORTH_A_TRIAL * other or not isinstance(system, GapSystem):
         return fill
+    if not system.gaps_are_scattered:  # of clouds a trial says too little
+        return fill
     condition = expected_condition(gap_trial(system))
     tried = filling_plan(system, task.num_rhs, task.reduction, config.max_iterations, condition)
     return min(fill, tried, key=lambda own: own.seconds)
