@@ -17,7 +17,7 @@ the whole matrix (``dense``), the variances of the noise (``noise``), and the nu
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,9 +200,9 @@ def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None)
 class _Kept:
     """What is kept for one set of observed cells, from one training step to the next."""
 
-    lists: dict[Hashable, NeighbourLists] = field(default_factory=dict)
+    lists: dict[tuple[int, tuple[int, ...], int | None], NeighbourLists] = field(default_factory=dict)
     count: int | None = None
-    """The number of neighbours that was found to be best."""
+    """The number of neighbours that was found to be best; 0 where they were found not to pay."""
 
 
 _kept: Any = WeakTensorKeyDictionary()  # keyed by the cells: it is freed with them
@@ -224,22 +224,26 @@ def _lists(system: NoisySystem, count: int) -> NeighbourLists:
     return lists[key]
 
 
-def _key(system: NoisySystem, count: int) -> Hashable:
+def _key(system: NoisySystem, count: int) -> tuple[int, tuple[int, ...], int | None]:
     """The same cells may belong to grids of several shapes, and may be changed in place."""
     index = system.train_index
     return count, system.terms[0].shape, None if index.is_inference() else index._version
 
 
 def remember_count(system: NoisySystem, count: int) -> None:
-    """Keeps the best number of neighbours for the next systems on the same cells."""
+    """Keeps the best number of neighbours, or 0, for the next systems on the same cells."""
     _kept.setdefault(system.train_index, _Kept()).count = count
 
 
 def remembered_count(system: NoisySystem) -> int | None:
     """The number of neighbours that was best for hyperparameters close to these; None where it is not known."""
     kept = _kept.get(system.train_index)
-    lists = None if kept is None or kept.count is None else kept.lists.get(_key(system, kept.count))
-    return kept.count if lists is not None and lists.still_serve(_typical_factors(system)) else None
+    if kept is None or kept.count is None:
+        return None
+    shape, version = _key(system, kept.count)[1:]
+    known = [lists for key, lists in kept.lists.items() if key[1:] == (shape, version)]
+    serve = known and all(lists.still_serve(_typical_factors(system)) for lists in known)
+    return kept.count if serve else None
 
 
 def forget_neighbours() -> None:

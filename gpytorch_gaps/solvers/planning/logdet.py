@@ -16,7 +16,7 @@ from gpytorch_gaps.solvers.planning.costs import Plan, best_rank, fill_plan
 from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan, neighbour_trial
 from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan, preconditioned_plan
 from gpytorch_gaps.solvers.planning.trial import expected_condition, expected_log_variance, gap_trial
-from gpytorch_gaps.solvers.preconditioning import Choice
+from gpytorch_gaps.solvers.preconditioning import Choice, remember_count, remembered_count
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _CHEAP_CHOLESKY_ROWS = 800
@@ -131,12 +131,15 @@ def _best_on_data(system: NoisySystem, config: SolveConfig, ceiling: float) -> _
         found = best_rank(system, columns, tolerance, config.rank)
         eigen = _Estimate(found, _eigen_variance(system, found) / config.num_probes)
         ceiling = min(ceiling, eigen.merit)
-    seconds = ceiling / _NEGLIGIBLE_ERROR**2
-    sparse = neighbour_plan(system, columns, tolerance, config, seconds, gradients=True)
+    seconds, sparse = ceiling / _NEGLIGIBLE_ERROR**2, None
+    if math.isinf(ceiling) or not system.on_cells or remembered_count(system) != 0:
+        sparse = neighbour_plan(system, columns, tolerance, config, seconds, gradients=True)
     if sparse is not None:
         left = neighbour_trial(system, sparse.num_neighbours)
         variance = expected_log_variance(left, system.num_train, mean_is_one=True)
         neighbours = _Estimate(sparse, variance / config.num_probes)
+        if neighbours.merit >= ceiling:  # the next training step need not try them
+            remember_count(system, 0)
     return min(filter(None, (eigen, neighbours)), key=lambda own: own.merit, default=None)
 
 

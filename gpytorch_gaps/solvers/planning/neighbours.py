@@ -50,7 +50,7 @@ def neighbour_plan(
     """
     if "neighbours" not in config.preconditioners or not (system.terms and system.on_cells) or system.num_train < 2:
         return None
-    known = config.num_neighbours or (remembered_count(system) if gradients else None)
+    known = config.num_neighbours or (remembered_count(system) if gradients else None) or None
     wanted = _COUNTS if known is None else (known,)
     first, *others = sorted({min(count, system.num_train - 1) for count in wanted})
     paid = system.is_cached(("preconditioner", Neighbours(first)))
