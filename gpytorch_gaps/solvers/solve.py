@@ -14,7 +14,7 @@ from gpytorch_gaps.solvers.formulations.penalize import PenalizeGaps
 from gpytorch_gaps.solvers.formulations.spectral import SpectralGaps
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.goal import Goal, certified_error
-from gpytorch_gaps.solvers.planning.plans import Plan, Task, plan
+from gpytorch_gaps.solvers.planning.plans import MANY_ITERATIONS, Plan, Task, plan
 from gpytorch_gaps.solvers.preconditioning import has_preconditioner, preconditioner_of_solves
 from gpytorch_gaps.solvers.refine import Formulation, Preconditioner, Refined, refine
 from gpytorch_gaps.solvers.system import NoisySystem
@@ -22,6 +22,7 @@ from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized
 
 _TIGHTER_WITHOUT_NOISE = 1e-3  # of the tolerance: for variances, whose error has no bound without noise
+_SURPRISE = 1.5  # times the iterations that were planned
 _ONE_BY_ONE_ROWS = 2**17  # from which on a CPU solves for one column after the other
 
 ADVICE = {
@@ -106,7 +107,7 @@ def solve_system(
         num_neighbours=chosen.num_neighbours,
         converged=reached and (mean_tolerance is None or report.error_in_std <= mean_tolerance),
         expected_seconds=chosen.seconds * columns / max(1, config.planned_columns(columns)),
-        reason=f"{chosen.reason}{'' if start == 1.0 else f', from {start:.1e}'}",
+        reason=f"{chosen.reason}{'' if start == 1.0 else f', from {start:.1e}'}{_surprise(chosen, report.iterations)}",
         std_tolerance=mean_tolerance,
     )
     report_solve(report, advice_for(system, chosen.method))
@@ -133,6 +134,12 @@ def _report(
         flops=found.flops,
         error_in_std=certified_error(system, found.residual * scale, found.solution * scale),
     )
+
+
+def _surprise(chosen: Plan, iterations: int) -> str:
+    """What a report says of many more iterations than were planned."""
+    more = MANY_ITERATIONS < iterations > _SURPRISE * chosen.iterations > 0
+    return f"; {chosen.iterations:.0f} iterations were expected" if more else ""
 
 
 def advice_for(system: NoisySystem, method: str) -> str:

@@ -156,6 +156,17 @@ def test_auto_leaves_neighbours_that_promised_too_much(monkeypatch):
     assert report.reason.startswith("ignore stopped at")
 
 
+def test_many_more_iterations_than_planned_are_stated(monkeypatch):
+    monkeypatch.setattr(neighbour_planning, "expected_condition", lambda _: 1.1)
+    shape = (30, 34)
+    index = dense.observed("random", shape, 0.3)
+    system = GapSystem([dense.se(n, 0.1) for n in shape], index, number(1e-6))
+    config = {"method": "ignore", "preconditioner": "neighbours", "num_neighbours": 5}
+    _, report = solve_system(system, dense.randn(len(index), 1), **config)
+    assert report.iterations > 60
+    assert report.reason.endswith("iterations were expected")
+
+
 def test_a_sum_falls_back_to_a_dense_factorisation(useless):
     shape = (20, 22)
     index = dense.observed("random", shape, 0.3)

@@ -38,7 +38,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `dense_size` rows
 _NEGLIGIBLE_FLOPS = 1e8  # that take no longer than what an iteration takes besides
-_MANY_ITERATIONS = 60  # beyond which a report says why they are planned
+MANY_ITERATIONS = 60  # beyond which a report says why they are planned
 _SETUP_ADVANTAGE = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
 _SKIP_PLANNING_BELOW_SECONDS = 0.03
 _WORTH_A_TRIAL = 0.5  # of the seconds of another plan: what a trial may take
@@ -69,7 +69,7 @@ def plan(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]
         yield from _plans_from_guess(system, task, config)
     else:
         for number, own in enumerate(_plans_from_zero(system, task, config)):
-            many = number == 0 and _MANY_ITERATIONS < own.iterations < math.inf
+            many = number == 0 and MANY_ITERATIONS < own.iterations < math.inf
             yield replace(own, reason=f"{own.reason}; fewer iterations would take longer") if many else own
 
 
