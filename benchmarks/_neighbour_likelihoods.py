@@ -260,7 +260,7 @@ def _our_row(problem: Problem, is_dense: bool) -> dict[str, Any]:
 
 
 def _their_row(boost: Any, problem: Problem, is_dense: bool) -> dict[str, Any]:
-    """Of the same data, whatever its kernel."""
+    """GPBoost on the same data, with its own kernel."""
     name, smoothness, times = _THEIR_KERNELS[problem.kernel]
     levels = unravel(problem.index(), problem.shape)
     points = torch.stack([axis[level] for axis, level in zip(problem.axes(), levels, strict=True)], -1)

@@ -51,7 +51,7 @@ class Row:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Of every grid and length-scale, a table in Markdown: iterations and seconds, one line per kernel, noise, gaps."""
+    """One table in Markdown for every grid and length-scale: iterations and seconds by kernel, noise and gaps."""
     texts = []
     for shape, length in dict.fromkeys((row.shape, row.length) for row in rows):
         own = [row for row in rows if (row.shape, row.length) == (shape, length)]

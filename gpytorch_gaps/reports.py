@@ -73,7 +73,7 @@ class SolveReport:
     std_tolerance: float | None = None
     """The largest `error_in_std` that counts as converged; None where none was asked for."""
     num_neighbours: int = 0
-    """Of each observation, where the preconditioner is a sparse inverse Cholesky factor."""
+    """Neighbours of each observation, if the preconditioner is a sparse inverse Cholesky factor; else 0."""
 
     @property
     def worst_residual(self) -> float:

@@ -117,7 +117,7 @@ class _Search:
         return _Search(self.corr, self.index, self.rank, self.row_of, kept)
 
     def nearest_of_all(self, rows: Tensor, count: int) -> Tensor:
-        """Of the rows that are given in order, the most correlated among those before. shape: (q,) -> (q, count)"""
+        """For each of some rows, given in order, the most correlated rows before it. shape: (q,) -> (q, count)"""
         levels = unravel(self.index[rows], self.shape)
         pairs = kron_entries(self.corr, [level.unsqueeze(-1) for level in levels], levels)
         place = torch.arange(len(rows), device=rows.device)

@@ -1,14 +1,30 @@
-"""The base class of operators with Kronecker factors, and checks of their arguments."""
+"""The base classes of operators with Kronecker factors, and checks of their arguments."""
 
 import math
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
-from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    ZeroLinearOperator,
+)
+from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient, thin_bilinear_gradient
+from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
+from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.operators.sums import add
+from gpytorch_gaps.operators.upstream import solve_matrix
+from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import full_float32
+from gpytorch_gaps.utils.threads import Work, sized
 
 
 class KroneckerFactorsOperator(LinearOperator):
@@ -91,6 +107,120 @@ class KroneckerFactorsOperator(LinearOperator):
         return type(self)(*(move(factor) for factor in self.factors), **moved)
 
 
+class KroneckerCovarianceOperator(KroneckerFactorsOperator):
+    """``W_r (K_1 (x) ... (x) K_d) W_c'``. Subclasses say whether W selects cells or interpolates."""
+
+    row_shape: tuple[int, ...]
+    col_shape: tuple[int, ...]
+    cache: TensorCache
+    sum_with_diagonal: str
+    """Name under which its sum with a diagonal is registered, an operator that owns its solves."""
+
+    @property
+    @abstractmethod
+    def is_symmetric(self) -> bool:
+        """Whether rows and columns are the same."""
+
+    @abstractmethod
+    def _spread_rows(self, x: Tensor) -> Tensor:
+        """``W_r' x``. shape: (*batch, N_r, C) -> (*batch, prod q_i, C)"""
+
+    @abstractmethod
+    def _spread_columns(self, x: Tensor) -> Tensor:
+        """``W_c' x``. shape: (*batch, N_c, C) -> (*batch, prod m_i, C)"""
+
+    @abstractmethod
+    def _select_rows(self, grid: Tensor) -> Tensor:
+        """``W_r x``. shape: (*batch, prod q_i, C) -> (*batch, N_r, C)"""
+
+    @abstractmethod
+    def _part(self, factors: Sequence[Tensor], row_index: Any, col_index: Any) -> Self:
+        """Some of the rows and columns, with other factors."""
+
+    # -- products ----------------------------------------------------------------------------------------------------
+
+    def _work(self, rhs: Tensor, *_: Tensor) -> Work:
+        """The work of a product with so many columns."""
+        columns = rhs.numel() // max(1, rhs.size(0 if rhs.dim() == 1 else -2))
+        return columns * self.product_flops, columns * math.prod(self.col_shape)
+
+    @property
+    def sparse_flops(self) -> float:
+        """FLOPs of W_r and W_c' for one column."""
+        return 0.0
+
+    @property
+    def product_flops(self) -> float:
+        """FLOPs of a product with one column."""
+        return float(kron_matmul_flops(list(zip(self.row_shape, self.col_shape, strict=True)), 1)) + self.sparse_flops
+
+    @full_float32()
+    @sized(_work)
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        result = self._select_rows(kron_matmul(self._factors_for(rhs), self._spread_columns(_as_columns(rhs))))
+        return result.squeeze(-1) if rhs.dim() == 1 else result
+
+    def shared_eigen(self) -> dict[str, KroneckerEigen]:
+        """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
+        return self.cache.cached("eigen of", self.factors, dict)
+
+    @full_float32()
+    @sized(_work)
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        """On the grid; for smooth kernels by way of their roots, where these are known from a solve."""
+        others = (None,) * (len(self.representation()) - len(self.factors))
+        if not any(factor.requires_grad for factor in self.factors):
+            return (*(None for _ in self.factors), *others)
+        left, right = self._spread_rows(_as_columns(left_vecs)), self._spread_columns(_as_columns(right_vecs))
+        eigen = factored_if_cheaper(self.shared_eigen().get("eigen"))
+        if eigen is not None and self.is_symmetric:
+            gradients = thin_bilinear_gradient([root.to(left.dtype) for root in eigen.roots], left, right)
+        else:
+            gradients = kron_bilinear_gradient(self._factors_for(left), left, right)
+        pairs = zip(gradients, self.factors, strict=True)
+        return (*(gradient.sum_to_size(factor.shape).to(factor.dtype) for gradient, factor in pairs), *others)
+
+    # -- staying what it is ------------------------------------------------------------------------------------------
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Some of the rows and columns are again such an operator."""
+        simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
+        if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        part = self._index_batch(batch_indices)
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return part
+        return self._part(part.factors, row_index, col_index)
+
+    def _mul_constant(self, other: float | Tensor) -> Self:
+        """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
+        scale = other[..., None, None] if torch.is_tensor(other) else other
+        return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
+
+    def with_factors(self, factors: Sequence[Tensor]) -> Self:
+        """The same rows and columns of another product."""
+        return type(self)(*factors, **{**self._kwargs, "cache": None})
+
+    def __add__(self, other: Any) -> LinearOperator | Tensor:
+        if isinstance(other, ZeroLinearOperator):
+            return self
+        if isinstance(other, DiagLinearOperator) and self.is_square and self.is_symmetric:
+            return add(self.sum_with_diagonal, self, other)
+        if isinstance(other, AddedDiagLinearOperator):  # the noise stays outermost, for our solves
+            return self + other._linear_op + other._diag_tensor
+        mixed = isinstance(other, LinearOperator)
+        if mixed and self.shape[-2:] == other.shape[-2:] and self.is_square and self.is_symmetric:
+            return add("kernel", self, other)
+        return super().__add__(other)
+
+    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
+        return self + as_diagonal(self, diag)
+
+    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
+        """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
+        return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
+
+
 def check_factors(name: str, factors: tuple[Tensor, ...], square: bool) -> None:
     """Checks the factors of operator `name`: tensors of matching shape, dtype, device and batch."""
     if not factors:
@@ -161,24 +291,5 @@ def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOpe
     return DiagLinearOperator(diag.expand(*batch, rows))
 
 
-def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> Tensor:
-    """The noise as a tensor of shape (*batch, 1) in the precision of the factors, checked."""
-    dtype, device = factors[0].dtype, factors[0].device
-    value = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=dtype, device=device)
-    value = value.unsqueeze(-1) if value.dim() == 0 else value
-    if value.size(-1) != 1:
-        raise ValueError(f"{name}: noise: got shape {tuple(value.shape)}, expected one value (or (*batch, 1))")
-    if value.dtype != dtype or value.device != device:
-        raise ValueError(f"{name}: noise: is {value.dtype} on {value.device}, the factors {dtype} on {device}")
-    return value
-
-
-def entries_of(operator: LinearOperator, rows: Tensor, columns: Tensor) -> Tensor:
-    """Some entries of an operator, for positions that broadcast. Differentiable. shape: (*batch, *positions)"""
-    rows, columns = torch.broadcast_tensors(rows, columns)
-    dims = len(operator.batch_shape) + rows.dim()
-    batch = [
-        torch.arange(size, device=rows.device).view(-1, *[1] * (dims - 1 - dim))
-        for dim, size in enumerate(operator.batch_shape)
-    ]
-    return operator._get_indices(rows, columns, *batch)
+def _as_columns(vectors: Tensor) -> Tensor:
+    return vectors.unsqueeze(-1) if vectors.dim() == 1 else vectors

@@ -13,7 +13,7 @@ from gpytorch_gaps.autograd.shifted_solve import ShiftedSolve
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, kron_eigh
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
-from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_noise, check_factors, check_index
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, check_factors, check_index
 from gpytorch_gaps.operators.low_rank import low_rank_operator
 from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
@@ -103,3 +103,15 @@ class FillGapsOperator(KroneckerFactorsOperator):
         shift = precondition.shift.to(self.dtype).expand(*self.batch_shape, len(self.gap_index))
         operator = low_rank_operator(precondition, precondition.coefficients, DiagLinearOperator(shift), self.dtype)
         return precondition.solve, operator, precondition.logdet().to(self.dtype)
+
+
+def as_noise(name: str, noise: float | Tensor, factors: tuple[Tensor, ...]) -> Tensor:
+    """The noise as a tensor of shape (*batch, 1) in the precision of the factors, checked."""
+    dtype, device = factors[0].dtype, factors[0].device
+    value = noise if torch.is_tensor(noise) else torch.tensor(float(noise), dtype=dtype, device=device)
+    value = value.unsqueeze(-1) if value.dim() == 0 else value
+    if value.size(-1) != 1:
+        raise ValueError(f"{name}: noise: got shape {tuple(value.shape)}, expected one value (or (*batch, 1))")
+    if value.dtype != dtype or value.device != device:
+        raise ValueError(f"{name}: noise: is {value.dtype} on {value.device}, the factors {dtype} on {device}")
+    return value

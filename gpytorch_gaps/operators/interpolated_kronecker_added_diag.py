@@ -1,10 +1,8 @@
 """``W K W' + D`` with W interpolating: the covariance of noisy observations at scattered points."""
 
 from collections.abc import Callable
-from typing import Any
 
 from linear_operator.operators import DiagLinearOperator, LinearOperator, SumLinearOperator
-from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
@@ -49,12 +47,6 @@ class InterpolatedKroneckerAddedDiagOperator(NoisyGridOperator):
 
     def _sum_batch(self, dim: int) -> LinearOperator:
         return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
-        if _is_noop_index(row_index) and _is_noop_index(col_index):
-            return type(self)(*parts)
-        return SumLinearOperator(*parts)
 
     def term_factors(self) -> list[tuple[Tensor, ...]]:
         return [self._linear_op.factors]

@@ -11,7 +11,9 @@ from linear_operator.operators import (
     ConstantDiagLinearOperator,
     DiagLinearOperator,
     LinearOperator,
+    SumLinearOperator,
 )
+from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
@@ -99,6 +101,12 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         if isinstance(other, AddedDiagLinearOperator):
             return self._linear_op + other._linear_op + (self._diag_tensor + other._diag_tensor)
         return self._linear_op + other + self._diag_tensor
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return parts[0] + parts[1]
+        return SumLinearOperator(*parts)
 
     def evaluate_kernel(self) -> "NoisyGridOperator":
         """Itself: its kernel is evaluated already."""

@@ -5,29 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    DiagLinearOperator,
-    LinearOperator,
-    ZeroLinearOperator,
-)
-from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
-from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient, thin_bilinear_gradient
-from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
 from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
-from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, check_factors, check_index
-from gpytorch_gaps.operators.sums import add
-from gpytorch_gaps.operators.upstream import solve_matrix
+from gpytorch_gaps.operators.base import KroneckerCovarianceOperator, check_factors, check_index
 from gpytorch_gaps.utils.cache import TensorCache
-from gpytorch_gaps.utils.precision import cast_entries, full_float32
+from gpytorch_gaps.utils.precision import cast_entries
 from gpytorch_gaps.utils.tensors import same_values
-from gpytorch_gaps.utils.threads import Work, sized
 
 
-class SelectedKroneckerOperator(KroneckerFactorsOperator):
+class SelectedKroneckerOperator(KroneckerCovarianceOperator):
     """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
 
     With the observed cells as both, it is the covariance ``K_XX = W K W'`` of Evans & Nair (2018), Proposition 3.2.
@@ -50,6 +37,8 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
     tensor([[1.0000, 0.2500],
             [0.2500, 1.0000]])
     """
+
+    sum_with_diagonal = "diagonal"
 
     def __init__(
         self,
@@ -86,39 +75,14 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         """Whether rows and columns are the same cells."""
         return self.row_shape == self.col_shape and same_values(self.row_index, self.col_index)
 
-    def _work(self, rhs: Tensor, *_: Tensor) -> Work:
-        """The work of a product with so many columns."""
-        shapes = list(zip(self.row_shape, self.col_shape, strict=True))
-        columns = rhs.numel() // max(1, rhs.size(0 if rhs.dim() == 1 else -2))
-        return float(kron_matmul_flops(shapes, columns)), columns * math.prod(self.col_shape)
+    def _spread_rows(self, x: Tensor) -> Tensor:
+        return spread_cells(x, self.row_index, math.prod(self.row_shape))
 
-    @full_float32()
-    @sized(_work)
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        grid = spread_cells(_as_columns(rhs), self.col_index, math.prod(self.col_shape))
-        result = select_cells(kron_matmul(self._factors_for(rhs), grid), self.row_index)
-        return result.squeeze(-1) if rhs.dim() == 1 else result
+    def _spread_columns(self, x: Tensor) -> Tensor:
+        return spread_cells(x, self.col_index, math.prod(self.col_shape))
 
-    def shared_eigen(self) -> dict[str, KroneckerEigen]:
-        """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
-        return self.cache.cached("eigen of", self.factors, dict)
-
-    @full_float32()
-    @sized(_work)
-    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
-        """For smooth kernels by way of their roots, where these are known from a solve."""
-        others = (None,) * (len(self.representation()) - len(self.factors))
-        if not any(factor.requires_grad for factor in self.factors):
-            return (*(None for _ in self.factors), *others)
-        left = spread_cells(_as_columns(left_vecs), self.row_index, math.prod(self.row_shape))
-        right = spread_cells(_as_columns(right_vecs), self.col_index, math.prod(self.col_shape))
-        eigen = factored_if_cheaper(self.shared_eigen().get("eigen"))
-        if eigen is not None and self.is_symmetric:
-            gradients = thin_bilinear_gradient([root.to(left.dtype) for root in eigen.roots], left, right)
-        else:
-            gradients = kron_bilinear_gradient(self._factors_for(left), left, right)
-        pairs = zip(gradients, self.factors, strict=True)
-        return (*(gradient.sum_to_size(factor.shape).to(factor.dtype) for gradient, factor in pairs), *others)
+    def _select_rows(self, grid: Tensor) -> Tensor:
+        return select_cells(grid, self.row_index)
 
     def _transpose_nonbatch(self) -> "SelectedKroneckerOperator":
         factors = (factor.mT for factor in self.factors)
@@ -147,16 +111,9 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
         diagonal = kron_entries(self.factors, rows, cols).expand(*self.batch_shape, len(self.row_index))
         return cast_entries(diagonal, self.dtype)
 
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        """A part of a selection is a selection."""
-        simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
-        if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
-            return super()._getitem(row_index, col_index, *batch_indices)
-        part = self._index_batch(batch_indices)
-        if _is_noop_index(row_index) and _is_noop_index(col_index):
-            return part
+    def _part(self, factors: Sequence[Tensor], row_index: Any, col_index: Any) -> "SelectedKroneckerOperator":
         return SelectedKroneckerOperator(
-            *part.factors,
+            *factors,
             row_index=self.row_index[row_index],
             col_index=self.col_index[col_index],
             row_points=None if self.row_points is None else self.row_points[row_index],
@@ -166,35 +123,3 @@ class SelectedKroneckerOperator(KroneckerFactorsOperator):
 
     def to_dense(self) -> Tensor:
         return cast_entries(kron_block(self.factors, self.row_index, self.col_index), self.dtype).expand(self.shape)
-
-    def _mul_constant(self, other: float | Tensor) -> "SelectedKroneckerOperator":
-        """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
-        scale = other[..., None, None] if torch.is_tensor(other) else other
-        return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
-
-    def with_factors(self, factors: Sequence[Tensor]) -> "SelectedKroneckerOperator":
-        """The same rows and columns of another product."""
-        return SelectedKroneckerOperator(*factors, **{**self._kwargs, "cache": None})
-
-    def __add__(self, other: Any) -> LinearOperator | Tensor:
-        if isinstance(other, ZeroLinearOperator):
-            return self
-        if isinstance(other, DiagLinearOperator) and self.is_square and self.is_symmetric:
-            return add("diagonal", self, other)
-        if isinstance(other, AddedDiagLinearOperator):  # the noise stays outermost, for our solves
-            return self + other._linear_op + other._diag_tensor
-        mixed = isinstance(other, LinearOperator)
-        if mixed and self.shape[-2:] == other.shape[-2:] and self.is_square and self.is_symmetric:
-            return add("kernel", self, other)
-        return super().__add__(other)
-
-    def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
-        return self + as_diagonal(self, diag)
-
-    def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
-        return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
-
-
-def _as_columns(vectors: Tensor) -> Tensor:
-    return vectors.unsqueeze(-1) if vectors.dim() == 1 else vectors

@@ -1,7 +1,6 @@
 """``W K W' + D``: the covariance of the observations, which owns its solves and its log-determinant."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from linear_operator.operators import (
@@ -10,12 +9,12 @@ from linear_operator.operators import (
     LinearOperator,
     SumLinearOperator,
 )
-from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import kron_eigh
 from gpytorch_gaps.linalg.selection import product_at, unravel
-from gpytorch_gaps.operators.base import as_noise, check_factors, check_index
+from gpytorch_gaps.operators.base import check_factors, check_index
+from gpytorch_gaps.operators.fill_gaps import as_noise
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.selected_kronecker_diag import SelectedKroneckerDiagOperator
@@ -62,12 +61,6 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
 
     def _sum_batch(self, dim: int) -> LinearOperator:
         return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
-        if _is_noop_index(row_index) and _is_noop_index(col_index):
-            return type(self)(*parts)
-        return SumLinearOperator(*parts)
 
     @property
     def factors(self) -> tuple[Tensor, ...]:

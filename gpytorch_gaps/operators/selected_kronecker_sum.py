@@ -13,15 +13,15 @@ from linear_operator.operators import (
     SumLinearOperator,
     ZeroLinearOperator,
 )
-from linear_operator.utils.getitem import _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal, entries_of
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal
 from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.operators.sums import register_sum
+from gpytorch_gaps.operators.traces import entries_of
 from gpytorch_gaps.solvers.interpolated_system import InterpolatedSystem
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.solvers.system import NoisySystem, Unstructured
@@ -129,12 +129,6 @@ class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
                 f"SelectedKroneckerSumAddedDiagOperator: got {type(self._linear_op).__name__}, expected a "
                 "SelectedKroneckerSumOperator and a diagonal operator"
             )
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        parts = [op._getitem(row_index, col_index, *batch_indices) for op in self.linear_ops]
-        if _is_noop_index(row_index) and _is_noop_index(col_index):
-            return parts[0] + parts[1]
-        return SumLinearOperator(*parts)
 
     def term_factors(self) -> list[tuple[Tensor, ...]]:
         return [op.factors for op in self._linear_op.kronecker_terms()]

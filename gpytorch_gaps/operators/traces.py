@@ -1,12 +1,12 @@
-"""The gradient of ``tr(P^-1 A)`` for the neighbours preconditioner, from entries of A alone."""
+"""Entries of operators, and the gradient of ``tr(P^-1 A)`` for the neighbours preconditioner from these alone."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.operators.base import entries_of
 from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.utils.precision import float64_entries
 
@@ -32,3 +32,14 @@ def trace_gradient(
         ]
     found = iter(totals)
     return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
+
+
+def entries_of(operator: LinearOperator, rows: Tensor, columns: Tensor) -> Tensor:
+    """Some entries of an operator, for positions that broadcast. Differentiable. shape: (*batch, *positions)"""
+    rows, columns = torch.broadcast_tensors(rows, columns)
+    dims = len(operator.batch_shape) + rows.dim()
+    batch = [
+        torch.arange(size, device=rows.device).view(-1, *[1] * (dims - 1 - dim))
+        for dim, size in enumerate(operator.batch_shape)
+    ]
+    return operator._get_indices(rows, columns, *batch)

@@ -38,7 +38,7 @@ class SolveConfig:
     rank: int | None = None
     """Rank of the eigen preconditioner. None: chosen from the spectrum. 0: none."""
     num_neighbours: int | None = None
-    """Of each observation, in the "neighbours" preconditioner. None: chosen by what a few iterations tell."""
+    """Neighbours of each observation in the "neighbours" preconditioner. None: chosen after a few trial iterations."""
     tolerance: float = 1e-6
     """Relative residual of the original system that every column must reach."""
     mean_tolerance: float | None = None

@@ -144,7 +144,7 @@ def _best_on_data(system: NoisySystem, config: SolveConfig, ceiling: float) -> _
 
 
 def _eigen_variance(system: NoisySystem, found: Plan) -> float:
-    """Of one probe, from the eigenvalues x that a low rank leaves out: ``2 n Var log((x + s2) / (mean x + s2))``.
+    """The variance of one probe: ``2 n Var log((x + s2) / (mean x + s2))``, x the eigenvalues that a low rank leaves.
 
     Those of the observed block are about N/M times those of the whole grid.
     """
