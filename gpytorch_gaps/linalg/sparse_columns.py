@@ -6,13 +6,13 @@ repeats ``x <- D^-1 (b - N x)`` until x stays the same: after as many times as t
 hundreds, as N is nilpotent. So it does on CPUs for which torch has no sparse solves: it takes these from MKL.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from gpytorch_gaps.linalg.sparse_rows import compressed_rows, without_notes
 
 _SWEEPS_BETWEEN_READS = 20  # of a triangular solve on a device
 
@@ -52,7 +52,7 @@ class SparseColumns:
     @cached_property
     def _by_row(self) -> Tensor:
         """U as compressed sparse rows."""
-        with _quiet():
+        with without_notes():
             return self._by_column.t().to_sparse_csr()
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class SparseColumns:
         if not self._has_solves:
             return self._by_sweeps(self._product, x)
         order, lower = self._in_order
-        with _quiet():
+        with without_notes():
             return _triangular_solve(x[order], lower.t().to_sparse_csr(), upper=True)[self.rank]
 
     @cached_property
@@ -126,20 +126,8 @@ def _compressed(columns: Tensor, values: Tensor) -> Tensor:
     columns, size = columns.to(values.device), len(columns)
     has = columns >= 0
     starts = torch.cat([torch.zeros_like(columns[:1, 0]), has.sum(-1).cumsum(0)])
-    places = columns[has]
-    if places.numel() <= torch.iinfo(torch.int32).max:  # MKL's own kind of index, others are converted at every product
-        starts, places = starts.int(), places.int()
-    with _quiet():
-        return torch.sparse_csr_tensor(starts, places, values[has], (size, size))
+    return compressed_rows(starts, columns[has], values[has], (size, size))
 
 
 def _triangular_solve(x: Tensor, matrix: Tensor, upper: bool) -> Tensor:
     return torch.triangular_solve(x, matrix, upper=upper)[0]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's notes that compressed sparse tensors are in beta state, and not checked."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
-        yield

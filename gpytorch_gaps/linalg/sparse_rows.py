@@ -9,6 +9,8 @@ look-ups and additions, which every device has, and which make the host wait for
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,9 +85,7 @@ class SparseRows:
             counts = torch.bincount(columns, minlength=self.num_columns)
             starts, size = torch.cat([counts.new_zeros(1), counts.cumsum(0)]), (self.num_columns, rows)
             columns, values = order // width, values[order]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-            return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
+        return compressed_rows(starts, columns, values, size)
 
 
 class _Product(Function):
@@ -99,3 +99,21 @@ class _Product(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, Tensor]:
         return None, None, ctx.rows.product(grad_outputs[0], not ctx.transposed)
+
+
+def compressed_rows(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+    """A matrix as torch's compressed sparse rows."""
+    if (
+        columns.numel() <= torch.iinfo(torch.int32).max
+    ):  # MKL's own indices: others are converted each time
+        starts, columns = starts.int(), columns.int()
+    with without_notes():
+        return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
+
+
+@contextmanager
+def without_notes() -> Iterator[None]:
+    """Without torch's notes that compressed sparse tensors are in beta state, and not checked."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
+        yield
