@@ -103,9 +103,7 @@ class _Product(Function):
 
 def compressed_rows(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
     """A matrix as torch's compressed sparse rows."""
-    if (
-        columns.numel() <= torch.iinfo(torch.int32).max
-    ):  # MKL's own indices: others are converted each time
+    if columns.numel() <= torch.iinfo(torch.int32).max:  # MKL's own indices: others are converted each time
         starts, columns = starts.int(), columns.int()
     with without_notes():
         return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
