@@ -5,35 +5,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.factors import Factor, leaf, with_leaf
+from gpytorch_gaps.linalg.products import kron_matmul, product_flops
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized
 
 _CHUNK_NUMBERS = 2**23  # grid numbers differentiated at once; autograd keeps one copy an axis
 
 
-def _work(factors: Sequence[Tensor], left: Tensor, right: Tensor) -> Work:
+def _work(factors: Sequence[Factor], left: Tensor, right: Tensor) -> Work:
     columns = right.numel() // max(1, right.size(-2))
-    return float(kron_matmul_flops([(f.size(-2), f.size(-1)) for f in factors], columns)), right.numel()
+    return product_flops(factors, columns), right.numel()
 
 
 @full_float32()
 @sized(_work)
-def kron_bilinear_gradient(factors: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
+def kron_bilinear_gradient(factors: Sequence[Factor], left: Tensor, right: Tensor) -> list[Tensor]:
     """One gradient a factor, columns visited in chunks so that memory stays bounded.
 
     :param factors: shape (*batch, q_i, m_i) each.
     :param left: U on the grid of rows, shape (*batch, Q, C).
     :param right: V on the grid of columns, shape (*batch, M, C).
     """
-    leaves = [factor.detach().requires_grad_(True) for factor in factors]
+    leaves = [leaf(factor).detach().requires_grad_(True) for factor in factors]
     gradients = [torch.zeros_like(factor) for factor in leaves]
     rows = max(left.shape[:-1].numel(), right.shape[:-1].numel(), 1)
     chunk = max(1, _CHUNK_NUMBERS // rows)
     for start in range(0, left.size(-1), chunk):
         u, v = left[..., start : start + chunk], right[..., start : start + chunk]
         with torch.enable_grad():
-            value = (u * kron_matmul(leaves, v)).sum()
+            value = (u * kron_matmul(list(map(with_leaf, factors, leaves)), v)).sum()
         for total, part in zip(gradients, torch.autograd.grad(value, leaves), strict=True):
             total += part
     return gradients

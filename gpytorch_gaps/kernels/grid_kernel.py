@@ -1,28 +1,34 @@
-"""A product of one GPyTorch kernel per axis of a grid."""
+"""A product of one GPyTorch kernel per axis, or per block of axes, of a grid."""
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
-from gpytorch.kernels import AdditiveKernel, IndexKernel, Kernel, ProductKernel
+from gpytorch.kernels import Kernel
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.grid.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.grid.protocol import GridKernel
+from gpytorch_gaps.kernels.arguments import check_all_codes, check_blocks, check_codes, check_kernels, no_fast_product
+from gpytorch_gaps.kernels.blocks import LONG_AXIS, MAX_DENSE, MAX_DENSE_AXIS, block_factor, block_points, find_lattice
+from gpytorch_gaps.linalg.factors import Factor
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
 from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import one_member
 from gpytorch_gaps.operators.kernel_rows import fits_memory
 from gpytorch_gaps.posterior.last_solutions import LastSolutions
 from gpytorch_gaps.posterior.strategy import GappyGridPredictionStrategy
+from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import cast_entries, full_float32
 from gpytorch_gaps.utils.tensors import same_values
 
 
 class GappyGridKernel(GridKernel):
-    """Product kernel on a grid, ``k(x, x') = prod_i k_i(x_i, x'_i)``, where x_i are the columns of axis i.
+    """Product kernel on a grid, ``k(x, x') = prod_i k_i(x_i, x'_i)``, where x_i are the columns of axis or block i.
 
     It is exact for any inputs; only the representation of the covariance depends on them. Between cells of the grid it
     is a :class:`SelectedKroneckerOperator`, with rectangular factors for points that form a grid of their own. Between
@@ -32,11 +38,16 @@ class GappyGridKernel(GridKernel):
     The kernel owns two caches that live as long as it does and that copies and pickles leave out: the cells of the last
     few inputs (`Lookups`), and the last solutions for training data (`solutions`), where the next solve starts.
 
-    :param kernels: one GPyTorch kernel per axis, of any class. Kernel i receives only the columns of axis i. An
-        ``IndexKernel`` (one task per output) needs an axis of codes 0 .. T-1.
+    :param kernels: one GPyTorch kernel per axis, or per block, of any class. Kernel i receives only the columns of axis
+        or block i. An ``IndexKernel`` (one task per output) needs an axis of codes 0 .. T-1.
     :param grid: the grid.
     :param active_dims: the input columns that belong to the grid, if the inputs have further columns.
-    :raises ValueError: if the kernels do not match the axes of the grid.
+    :param blocks: axes that share a kernel, as in ``[(0, 1), (2,)]``: each block a run of axes, in order. By default
+        every axis is a block of its own. A block of several axes, and a single axis of thousands of points, is
+        multiplied by FFT where its kernel is stationary and its coordinates are multiples of a step; of the axes of a
+        block, the last ones are enough. Otherwise the covariance of a block is a matrix, and the block must be small.
+    :raises ValueError: if the kernels do not match the blocks, or the blocks the axes of the grid; or, when it is
+        evaluated, if a block is too large for a matrix and has no fast product.
 
     >>> from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
     >>> grid = CartesianGrid([range(4), range(3)])
@@ -45,13 +56,24 @@ class GappyGridKernel(GridKernel):
     >>> covariance = kernel(train_x).evaluate_kernel()
     >>> type(covariance).__name__, tuple(covariance.shape)
     ('SelectedKroneckerOperator', (4, 4))
+
+    A Matern kernel of the distance in the plane of both axes, which is no product over axes:
+
+    >>> plane = GappyGridKernel([MaternKernel(nu=0.5)], grid, blocks=[(0, 1)])
+    >>> [type(factor).__name__ for factor in plane(train_x).evaluate_kernel().factors]
+    ['CirculantOperator']
     """
 
     def __init__(
-        self, kernels: Sequence[Kernel], grid: CartesianGrid, active_dims: Sequence[int] | Tensor | None = None
+        self,
+        kernels: Sequence[Kernel],
+        grid: CartesianGrid,
+        active_dims: Sequence[int] | Tensor | None = None,
+        blocks: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(active_dims=active_dims)
-        _check_kernels(kernels, grid)
+        self.blocks = check_blocks(blocks, grid)
+        check_kernels(kernels, grid, self.blocks)
         if self.active_dims is not None and len(self.active_dims) != grid.num_columns:
             raise ValueError(
                 f"active_dims: got {len(self.active_dims)}, expected {grid.num_columns}, the grid's columns"
@@ -60,8 +82,10 @@ class GappyGridKernel(GridKernel):
         self.grid = grid
         self._lookups = Lookups()
         self.solutions = LastSolutions()
-        for axis, (kernel, points) in enumerate(zip(kernels, grid.axes, strict=True)):
-            _check_codes(f"grid: axis {axis}", kernel, points)
+        self._lattices = TensorCache()
+        for axes, kernel in zip(self.blocks, kernels, strict=True):
+            if len(axes) == 1:
+                check_codes(f"grid: axis {axes[0]}", kernel, grid.axes[axes[0]])
 
     @property
     def is_stationary(self) -> bool:
@@ -95,8 +119,10 @@ class GappyGridKernel(GridKernel):
         free1, free2 = (x.requires_grad and torch.is_grad_enabled() for x in (x1, x2))
         rows = None if free1 else self.cells_of(x1, training=same)
         cols = None if free2 else rows if same else self.cells_of(x2)
-        if rows is not None and cols is not None:
-            factors = self._factors(rows.axes, cols.axes, **params)
+        factors = None if rows is None or cols is None else self._factors(rows.axes, cols.axes, same, **params)
+        if factors is not None:
+            assert rows is not None
+            assert cols is not None
             return SelectedKroneckerOperator(
                 *factors,
                 row_index=rows.index,
@@ -117,10 +143,16 @@ class GappyGridKernel(GridKernel):
         self, scattered: Tensor, x: Tensor, cells: Cells, differentiable: bool, **params: Any
     ) -> LinearOperator:
         """Covariance of Q scattered points with N cells. shape: (*batch, Q, N)"""
-        width = sum(cells.shape)
+        width = sum(math.prod(len(cells.axes[axis]) for axis in axes) for axes in self.blocks)
         if not (fits_memory(len(scattered), width) or differentiable or self._learns()):
             return KernelRowsOperator(scattered, x, kernel=self, params=params, width=width)
-        factors = self._factors(self._split(scattered), cells.axes, **params)
+        points = [block_points([cells.axes[axis] for axis in axes]) for axes in self.blocks]
+        factors = self._in_one_precision(
+            [
+                covariance_in_float64(kernel, row, column, **params)
+                for kernel, row, column in zip(self.kernels, self._split(scattered), points, strict=True)
+            ]
+        )
         kind: dict[str, Any] = {"points": scattered.detach(), "out_dtype": scattered.dtype}
         return KhatriRaoOperator(*factors, col_index=cells.index, **kind)
 
@@ -145,8 +177,13 @@ class GappyGridKernel(GridKernel):
 
         found = self._lookups.get("training" if training else "other", self.grid, x, look_up)
         if found is not None and found.axes[0] is not self.grid.axes[0]:
-            _check_all_codes(self.kernels, found.axes)  # a kernel that shares the look-ups may have found these points
+            self._check_codes_of(found.axes)  # a kernel that shares the look-ups may have found these points
         return found
+
+    def _check_codes_of(self, axes: Sequence[Tensor]) -> None:
+        for own, kernel in zip(self.blocks, self.kernels, strict=True):
+            if len(own) == 1:
+                check_codes(f"x: the column of axis {own[0]}", kernel, axes[own[0]])
 
     def share_lookups(self, other: "GappyGridKernel") -> None:
         """Uses the cached look-ups of another kernel on the same grid.
@@ -155,17 +192,37 @@ class GappyGridKernel(GridKernel):
         """
         self._lookups = other._lookups
 
-    def _factors(self, rows: Sequence[Tensor], cols: Sequence[Tensor], **params: Any) -> list[Tensor]:
-        """Covariance of each axis, in float64 unless a kernel can only be evaluated in float32."""
-        sides = zip(self.kernels, rows, cols, strict=True)
-        factors = [covariance_in_float64(kernel, row, col, **params) for kernel, row, col in sides]
+    def _factors(
+        self, rows: Sequence[Tensor], cols: Sequence[Tensor], same: bool, **params: Any
+    ) -> list[Factor] | None:
+        """Covariance of each block, in float64 unless a kernel can only be evaluated in float32.
+
+        None for rows and columns of different grids, if a block is too large for a matrix and has no fast product.
+        """
+        factors: list[Factor] = []
+        for number, (kernel, axes) in enumerate(zip(self.kernels, self.blocks, strict=True)):
+            own, other = [rows[axis] for axis in axes], [cols[axis] for axis in axes]
+            sizes = [math.prod(map(len, side)) for side in (own, other)]
+            lattice = None
+            if len(axes) > 1 or max(sizes) >= LONG_AXIS:
+                find = partial(find_lattice, kernel, own, other)
+                lattice = self._lattices.cached(("lattice", number), (*own, *other), find)
+            if lattice is None and max(sizes) > (MAX_DENSE if len(axes) > 1 else MAX_DENSE_AXIS):
+                if not same:
+                    return None
+                raise ValueError(no_fast_product(kernel, axes, own))
+            factors.append(block_factor(kernel, own, other, lattice, not self._learns(), **params))
+        return self._in_one_precision(factors)
+
+    def _in_one_precision(self, factors: list[Factor]) -> list[Factor]:
         narrow = any(factor.dtype == torch.float32 for factor in factors)
         return [factor.float() for factor in factors] if narrow else factors
 
     def _split(self, x: Tensor) -> list[Tensor]:
-        """The columns of each axis."""
-        parts = [x[..., columns] for columns in self.grid.columns]
-        _check_all_codes(self.kernels, parts)
+        """The columns of each block."""
+        columns = [slice(self.grid.columns[axes[0]].start, self.grid.columns[axes[-1]].stop) for axes in self.blocks]
+        parts = [x[..., own] for own in columns]
+        check_all_codes(self.kernels, parts)
         return parts
 
     def _entries(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
@@ -204,64 +261,11 @@ class GappyGridKernel(GridKernel):
         shape = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
         if shape == self.batch_shape:
             return self
-        return type(self)([kernel.expand_batch(shape) for kernel in self.kernels], self.grid, self.active_dims)
+        members = [kernel.expand_batch(shape) for kernel in self.kernels]
+        return type(self)(members, self.grid, self.active_dims, self.blocks)
 
     def __getitem__(self, index: Any) -> Self:
         if not self.batch_shape:
             return self
         members = [kernel.expand_batch(self.batch_shape)[index] for kernel in self.kernels]
-        return type(self)(members, self.grid, self.active_dims)
-
-
-def _check_kernels(kernels: Any, grid: Any) -> None:
-    """Checks that there is one kernel per axis, which takes the columns of that axis."""
-    if not isinstance(grid, CartesianGrid):
-        raise ValueError(f"grid: got {type(grid).__name__}, expected a CartesianGrid")
-    if isinstance(kernels, Kernel):
-        raise ValueError(f"kernels: got one {type(kernels).__name__}, expected a list of one kernel per axis")
-    if len(kernels) != len(grid.axes):
-        raise ValueError(f"kernels: got {len(kernels)}, expected one for each of the grid's {len(grid.axes)} axes")
-    for axis, kernel in enumerate(kernels):
-        if not isinstance(kernel, Kernel):
-            raise ValueError(f"kernels: axis {axis}: got {type(kernel).__name__}, expected a gpytorch kernel")
-        ard, columns = getattr(kernel, "ard_num_dims", None), grid.axes[axis].size(-1)
-        if ard is not None and kernel.active_dims is None and ard != columns:
-            raise ValueError(
-                f"kernels: axis {axis}: got ard_num_dims={ard}, expected {columns}, the columns of that axis"
-            )
-        active = kernel.active_dims
-        if active is not None and (int(active.max()) >= columns or int(active.min()) < -columns):
-            raise ValueError(
-                f"kernels: axis {axis}: got active_dims={active.tolist()}, expected columns of that axis only, 0 "
-                f"to {columns - 1}, or none: a kernel sees its own axis"
-            )
-
-
-def _check_all_codes(kernels: Any, axes: Sequence[Tensor]) -> None:
-    for axis, (kernel, points) in enumerate(zip(kernels, axes, strict=True)):
-        _check_codes(f"x: the column of axis {axis}", kernel, points)
-
-
-def _check_codes(name: str, kernel: Kernel, points: Tensor, selects: bool = True) -> None:
-    """Checks that an IndexKernel receives integer codes. It would truncate others: 0.5 would silently be output 0.
-
-    Only the columns that reach the IndexKernel count. A sum or product calls the kernels inside it, which select
-    columns by their own `active_dims`; any other kernel selects columns for the kernel that it wraps.
-
-    :param selects: whether the kernel selects columns itself.
-    """
-    points = points.unsqueeze(-1) if points.dim() == 1 else points
-    columns = getattr(kernel, "replaced_active_dims", kernel.active_dims if selects else None)
-    if columns is not None:
-        points = points[..., torch.as_tensor(columns, device=points.device).reshape(-1)]
-    if isinstance(kernel, IndexKernel):
-        tasks = kernel.covar_factor.size(-2)
-        wrong = (points != points.round()) | (points < 0) | (points >= tasks)
-        if bool(wrong.any()):
-            value = points[wrong][0].item()
-            raise ValueError(f"{name}: got {value:g}, expected the codes 0 to {tasks - 1} of its IndexKernel")
-    calls = isinstance(kernel, AdditiveKernel | ProductKernel)
-    for child in kernel.children():
-        for part in child if isinstance(child, torch.nn.ModuleList) else [child]:
-            if isinstance(part, Kernel):
-                _check_codes(name, part, points, calls)
+        return type(self)(members, self.grid, self.active_dims, self.blocks)

@@ -18,6 +18,8 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.linalg.factors import Factor, all_dense, operator_product_flops
+
 # Numbers in a block of `_blocked`: one or two MB, which stay in cache, and a millisecond of work, enough for threads.
 _BLOCK_NUMBERS = 2**18
 # A batched product of matrices with fewer rows runs at a fraction of the rate of one large product.
@@ -28,10 +30,10 @@ _NEGLIGIBLE_FRACTION = 1e-12
 _SMALL_GRID_CELLS = 2**15
 
 
-def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
+def kron_matmul(factors: Sequence[Factor], x: Tensor) -> Tensor:
     """``(F_1 ⊗ ... ⊗ F_d) x`` in ``O(M Σ m_i)``, for square or rectangular factors; batches broadcast as in ``matmul``.
 
-    :param factors: F_i, shape (*batch, q_i, m_i) each.
+    :param factors: F_i, matrices or operators, shape (*batch, q_i, m_i) each.
     :param x: right-hand sides, shape (*batch, M, C) with M = prod m_i, the last axis fastest.
     :return: shape (*batch, Q, C) with Q = prod q_i. It may be a transposed view, ``(C, Q)`` in memory; another product
         takes such a view without a copy.
@@ -42,6 +44,8 @@ def kron_matmul(factors: Sequence[Tensor], x: Tensor) -> Tensor:
     if size != prod([m for _, m in shapes]):
         raise ValueError(f"factors of shapes {shapes} do not apply to {size} rows")
 
+    if not all_dense(factors):
+        return _in_order(factors, x, _cheapest_order(shapes))
     is_image = num_rhs == 1 and len(factors) == 2 and x.dim() == 2 and all(f.dim() == 2 for f in factors)
     if is_image and size < _SMALL_GRID_CELLS:
         return _two_axes(factors[0], factors[1], x)
@@ -80,6 +84,14 @@ def kron_matmul_flops(shapes: Sequence[tuple[int, int]], num_rhs: int = 1) -> in
     return flops
 
 
+def product_flops(factors: Sequence[Factor], num_rhs: int = 1) -> float:
+    """FLOPs of :func:`kron_matmul`; of operators, as many as take the same time."""
+    shapes = [(factor.size(-2), factor.size(-1)) for factor in factors]
+    if all_dense(factors):
+        return float(kron_matmul_flops(shapes, num_rhs))
+    return operator_product_flops(factors, _cheapest_order(shapes), num_rhs)
+
+
 def kron_diagonal(diagonals: Sequence[Tensor]) -> Tensor:
     """Diagonal of ``diag(v_1) ⊗ ... ⊗ diag(v_d)``, of shape ``(*batch, M)`` for vectors of shapes ``(*batch, m_i)``."""
     result, *rest = diagonals
@@ -88,13 +100,13 @@ def kron_diagonal(diagonals: Sequence[Tensor]) -> Tensor:
     return result  # shape: (*batch, M)
 
 
-def cast_without_denormals(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_without_denormals(matrix: Factor, dtype: torch.dtype) -> Factor:
     """A factor in another precision. In float32, entries far below the rounding of the largest become zero.
 
     Kernels with short length-scales have many such entries. Their products are denormal numbers, which slow down a CPU
     by a factor of ten.
     """
-    if dtype in (matrix.dtype, torch.float64) or not matrix.numel():
+    if not torch.is_tensor(matrix) or dtype in (matrix.dtype, torch.float64) or not matrix.numel():
         return matrix.to(dtype)
     floor = _NEGLIGIBLE_FRACTION * matrix.abs().amax((-2, -1), keepdim=True)
     return matrix.masked_fill(matrix.abs() < floor, 0.0).to(dtype)
@@ -182,7 +194,7 @@ def _blocks_pay(factors: Sequence[Tensor], x: Tensor) -> bool:
     return prod(sizes) * x.shape[-1] >= _MIN_BATCHED_ROWS * max(sizes)
 
 
-def _in_order(factors: Sequence[Tensor], x: Tensor, order: Iterable[int]) -> Tensor:
+def _in_order(factors: Sequence[Factor], x: Tensor, order: Iterable[int]) -> Tensor:
     """The axes in a given order, each in place: ``F_i`` times each of the ``left`` matrices ``(m_i, right)``."""
     num_rhs = x.shape[-1]
     sizes = [f.shape[-1] for f in factors]
@@ -191,7 +203,11 @@ def _in_order(factors: Sequence[Tensor], x: Tensor, order: Iterable[int]) -> Ten
         f, left, right = factors[i], prod(sizes[:i]), prod(sizes[i + 1 :]) * num_rhs
         sizes[i], m = f.shape[-2:]
         y = x.reshape(*x.shape[:-1], left, m, right)
-        if right >= _MIN_BATCHED_ROWS and f.dim() == 2:
+        if not torch.is_tensor(f) and f.dim() > 2:
+            y = f._matmul(y.movedim(-2, -3).flatten(-2)).unflatten(-1, (left, right)).movedim(-3, -2)
+        elif not torch.is_tensor(f):
+            y = f._matmul(y)
+        elif right >= _MIN_BATCHED_ROWS and f.dim() == 2:
             y = f @ y  # shape: (*batch, left, q_i, right)
         else:  # copies for one large product are cheaper; a batch of factors is not repeated `left` times
             y = y.mT.reshape(*x.shape[:-1], left * right, m) @ f.mT

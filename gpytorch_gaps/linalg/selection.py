@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from gpytorch_gaps.linalg.factors import Factor, factor_entries
+
 
 def select_cells(x: Tensor, index: Tensor) -> Tensor:
     """``W x``. shape: (*batch, M, C) -> (*batch, N, C)"""
@@ -30,14 +32,14 @@ def spread_cells(v: Tensor, index: Tensor, num_cells: int) -> Tensor:
     return v.new_zeros(*v.shape[:-2], num_cells, v.size(-1)).index_add(-2, index, v)
 
 
-def kron_entries(factors: Sequence[Tensor], rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
+def kron_entries(factors: Sequence[Factor], rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
     """Entries of a Kronecker product, ``prod_i F_i[..., rows_i, columns_i]``. Positions broadcast.
 
     shape: (*batch, q_i, m_i) and any positions -> (*batch, *positions)
     """
-    value = factors[0][..., rows[0], columns[0]]
+    value = factor_entries(factors[0], rows[0], columns[0])
     for factor, row, column in zip(factors[1:], rows[1:], columns[1:], strict=True):
-        value = value * factor[..., row, column]
+        value = value * factor_entries(factor, row, column)
     return value
 
 
@@ -52,7 +54,7 @@ def product_at(vectors: Sequence[Tensor], positions: Sequence[Tensor] | Tensor) 
     return value
 
 
-def kron_block(factors: Sequence[Tensor], row_index: Tensor, col_index: Tensor) -> Tensor:
+def kron_block(factors: Sequence[Factor], row_index: Tensor, col_index: Tensor) -> Tensor:
     """``W_r (F_1 ⊗ ... ⊗ F_d) W_c'`` as a dense matrix. shape: (*batch, len(row_index), len(col_index))"""
     rows = unravel(row_index.unsqueeze(-1), tuple(factor.size(-2) for factor in factors))
     return kron_entries(factors, rows, unravel(col_index, tuple(factor.size(-1) for factor in factors)))

@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient, thin_bilinear_gradient
+from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
-from gpytorch_gaps.linalg.products import kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.factors import Factor, leaf
+from gpytorch_gaps.linalg.products import kron_matmul, product_flops
 from gpytorch_gaps.operators.sums import add
 from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.utils.cache import TensorCache
@@ -39,14 +41,19 @@ class KroneckerFactorsOperator(LinearOperator):
     _batched_kwargs: tuple[str, ...] = ()
 
     @property
-    def factors(self) -> tuple[Tensor, ...]:
+    def factors(self) -> tuple[Factor, ...]:
         return self._args
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The tensors that the factors are made of."""
+        return tuple(map(leaf, self.factors))
 
     @property
     def dtype(self) -> torch.dtype:
         return self._kwargs.get("out_dtype") or self._args[0].dtype
 
-    def _factors_for(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _factors_for(self, x: Tensor) -> tuple[Factor, ...]:
         """The factors in the precision of x."""
         return tuple(factor.to(x.dtype) for factor in self.factors)
 
@@ -97,6 +104,8 @@ class KroneckerFactorsOperator(LinearOperator):
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
 
         def move(value: Any) -> Any:
+            if isinstance(value, LinearOperator):
+                return value.to(device=device, dtype=dtype)
             if not torch.is_tensor(value):
                 return value
             return value.to(device, dtype if value.is_floating_point() else None, non_blocking)
@@ -134,7 +143,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         """``W_r x``. shape: (*batch, prod q_i, C) -> (*batch, N_r, C)"""
 
     @abstractmethod
-    def _part(self, factors: Sequence[Tensor], row_index: Any, col_index: Any) -> Self:
+    def _part(self, factors: Sequence[Factor], row_index: Any, col_index: Any) -> Self:
         """Some of the rows and columns, with other factors."""
 
     # -- products ----------------------------------------------------------------------------------------------------
@@ -152,7 +161,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
     @property
     def product_flops(self) -> float:
         """FLOPs of a product with one column."""
-        return float(kron_matmul_flops(list(zip(self.row_shape, self.col_shape, strict=True)), 1)) + self.sparse_flops
+        return product_flops(self.factors) + self.sparse_flops
 
     @full_float32()
     @sized(_work)
@@ -162,7 +171,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
 
     def shared_eigen(self) -> dict[str, KroneckerEigen]:
         """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
-        return self.cache.cached("eigen of", self.factors, dict)
+        return self.cache.cached("eigen of", self.leaves, dict)
 
     @full_float32()
     @sized(_work)
@@ -177,7 +186,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
             gradients = thin_bilinear_gradient([root.to(left.dtype) for root in eigen.roots], left, right)
         else:
             gradients = kron_bilinear_gradient(self._factors_for(left), left, right)
-        pairs = zip(gradients, self.factors, strict=True)
+        pairs = zip(gradients, self.leaves, strict=True)
         return (*(gradient.sum_to_size(factor.shape).to(factor.dtype) for gradient, factor in pairs), *others)
 
     # -- staying what it is ------------------------------------------------------------------------------------------
@@ -192,12 +201,16 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
             return part
         return self._part(part.factors, row_index, col_index)
 
-    def _mul_constant(self, other: float | Tensor) -> Self:
+    def _mul_constant(self, other: Any) -> Self:
         """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
-        scale = other[..., None, None] if torch.is_tensor(other) else other
-        return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
+        first = self.factors[0]
+        if isinstance(first, CirculantOperator):
+            scaled: Factor = first._mul_constant(other)
+        else:
+            scaled = first * (other[..., None, None] if torch.is_tensor(other) else other)
+        return self.with_factors([scaled, *self.factors[1:]])
 
-    def with_factors(self, factors: Sequence[Tensor]) -> Self:
+    def with_factors(self, factors: Sequence[Factor]) -> Self:
         """The same rows and columns of another product."""
         return type(self)(*factors, **{**self._kwargs, "cache": None})
 
@@ -221,12 +234,12 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
 
 
-def check_factors(name: str, factors: tuple[Tensor, ...], square: bool) -> None:
-    """Checks the factors of operator `name`: tensors of matching shape, dtype, device and batch."""
+def check_factors(name: str, factors: Sequence[Factor], square: bool) -> None:
+    """Checks the factors of operator `name`: of matching shape, dtype, device and batch."""
     if not factors:
         raise ValueError(f"{name}: factors: got none, expected one matrix per axis")
     for axis, factor in enumerate(factors):
-        if not torch.is_tensor(factor):
+        if not torch.is_tensor(factor) and not (isinstance(factor, CirculantOperator) and not square):
             hint = "call .to_dense() on it" if isinstance(factor, LinearOperator) else "pass *factors, one per axis"
             raise ValueError(f"{name}: factors: axis {axis}: got {type(factor).__name__}, expected a tensor; {hint}")
         if factor.dim() < 2 or (square and factor.size(-1) != factor.size(-2)):

@@ -22,6 +22,7 @@ from torch.autograd import Function
 from gpytorch_gaps.autograd.dense import factored_logdet
 from gpytorch_gaps.autograd.first_order import refuse_second_order
 from gpytorch_gaps.distributed.columns import Share, sum_over_ranks
+from gpytorch_gaps.linalg.factors import Factor
 from gpytorch_gaps.operators.traces import trace_gradient
 from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.reports import LogdetReport, report_solve, warn_not_converged
@@ -67,7 +68,7 @@ class Covariance(Protocol):
     def kernel_matrix(self) -> Tensor:
         """The kernel without noise, dense. shape: (*batch, N, N)"""
 
-    def term_factors(self) -> list[tuple[Tensor, ...]]:
+    def term_factors(self) -> list[tuple[Factor, ...]]:
         """The factors of every Kronecker term."""
 
     def noise_tensor(self) -> Tensor:

@@ -101,7 +101,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
     def _mul_constant(self, other: float | Tensor) -> "KhatriRaoOperator":
         """Multiplies the first factor."""
         scale = other[..., None, None] if torch.is_tensor(other) else other
-        return self.with_factors([self.factors[0] * scale, *self.factors[1:]])
+        return self.with_factors([self.leaves[0] * scale, *self.factors[1:]])
 
     def to_dense(self) -> Tensor:
         value: Any = 1.0

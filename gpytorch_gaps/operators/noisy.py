@@ -17,6 +17,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.linalg.factors import Factor
 from gpytorch_gaps.operators.base import as_diagonal
 from gpytorch_gaps.operators.estimates import quadratic_form
 from gpytorch_gaps.operators.implicit_solve import ImplicitSolve
@@ -64,7 +65,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         """The detached system in float64, with what was worked out for it so far."""
 
     @abstractmethod
-    def term_factors(self) -> list[tuple[Tensor, ...]]:
+    def term_factors(self) -> list[tuple[Factor, ...]]:
         """The factors of every Kronecker term."""
 
     def unstructured_root(self) -> Tensor | None:
@@ -77,6 +78,8 @@ class NoisyGridOperator(AddedDiagLinearOperator):
 
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
         """``P = F C F' + D`` of about that rank, in the eigenvectors of K; None where there is none."""
+        if not self.system().has_eigenbasis:
+            return None
         chosen = best_rank(self.system(), 1, 1e-6, rank)
         return low_rank_approximation(self.system(), chosen.ranks) if chosen.rank else None
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.linalg.factors import Factor, factor_entries
 from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
 from gpytorch_gaps.operators.base import KroneckerCovarianceOperator, check_factors, check_index
 from gpytorch_gaps.utils.cache import TensorCache
@@ -21,7 +22,7 @@ class SelectedKroneckerOperator(KroneckerCovarianceOperator):
     With others, it is a cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which
     owns its solves.
 
-    :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
+    :param factors: matrices, or operators for blocks of axes, square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
     :param col_index: flat cells among the prod m_i columns. Default: `row_index` for square factors, else all.
     :param cache: what solves with this operator remember; rides along when the operator is rebuilt.
@@ -42,7 +43,7 @@ class SelectedKroneckerOperator(KroneckerCovarianceOperator):
 
     def __init__(
         self,
-        *factors: Tensor,
+        *factors: Factor,
         row_index: Tensor | None = None,
         col_index: Tensor | None = None,
         cache: TensorCache | None = None,
@@ -101,9 +102,9 @@ class SelectedKroneckerOperator(KroneckerCovarianceOperator):
         rows = [level[row_index] for level in unravel(self.row_index, self.row_shape)]
         cols = [level[col_index] for level in unravel(self.col_index, self.col_shape)]
         first, *others = zip(self._expanded().factors, rows, cols, strict=True)
-        value = first[0][(*batch_indices, *first[1:])]
+        value = factor_entries(*first, batch_indices)
         for factor, row, col in others:
-            value = value * factor[(*batch_indices, row, col)]
+            value = value * factor_entries(factor, row, col, batch_indices)
         return cast_entries(value, self.dtype)
 
     def _diagonal(self) -> Tensor:
@@ -111,7 +112,7 @@ class SelectedKroneckerOperator(KroneckerCovarianceOperator):
         diagonal = kron_entries(self.factors, rows, cols).expand(*self.batch_shape, len(self.row_index))
         return cast_entries(diagonal, self.dtype)
 
-    def _part(self, factors: Sequence[Tensor], row_index: Any, col_index: Any) -> "SelectedKroneckerOperator":
+    def _part(self, factors: Sequence[Factor], row_index: Any, col_index: Any) -> "SelectedKroneckerOperator":
         return SelectedKroneckerOperator(
             *factors,
             row_index=self.row_index[row_index],

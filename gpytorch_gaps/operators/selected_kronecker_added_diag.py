@@ -12,6 +12,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import kron_eigh
+from gpytorch_gaps.linalg.factors import Factor, all_dense
 from gpytorch_gaps.linalg.selection import product_at, unravel
 from gpytorch_gaps.operators.base import check_factors, check_index
 from gpytorch_gaps.operators.fill_gaps import as_noise
@@ -54,7 +55,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
             )
         super().__init__(*linear_ops, preconditioner_override=preconditioner_override)
         kernel, noise = self._linear_op, self._diag_tensor
-        if isinstance(noise, SelectedKroneckerDiagOperator) and noise.shape_of_grid != kernel.row_shape:
+        if self._whitens and noise.shape_of_grid != kernel.row_shape:
             raise ValueError(f"axis_noise: got axes of {noise.shape_of_grid} levels, expected {kernel.row_shape}")
         if isinstance(noise, SelectedKroneckerDiagOperator) and not same_values(noise.index, kernel.row_index):
             raise ValueError("index: the noise is on other cells than the kernel; expected the same")
@@ -63,34 +64,39 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
 
     @property
-    def factors(self) -> tuple[Tensor, ...]:
+    def factors(self) -> tuple[Factor, ...]:
         return self._linear_op.factors
+
+    @property
+    def _whitens(self) -> bool:
+        """Whether noise that is a product over axes goes into the factors, which must be matrices."""
+        return isinstance(self._diag_tensor, SelectedKroneckerDiagOperator) and all_dense(self.factors)
 
     @property
     def train_index(self) -> Tensor:
         return self._linear_op.row_index
 
-    def term_factors(self) -> list[tuple[Tensor, ...]]:
+    def term_factors(self) -> list[tuple[Factor, ...]]:
         return [self.factors]
 
     def system(self) -> GapSystem:
         index, diag, kernel = self.train_index, self._diag_tensor, self._linear_op
-        if isinstance(diag, SelectedKroneckerDiagOperator):
+        if self._whitens:
             return kernel.cache.cached(
                 "system with axis noise",
                 (*self.factors, index, *diag.axis_noise),
                 lambda: GapSystem(self.factors, index, axis_noise=diag.axis_noise, dtype=self.dtype),
             )
-        noise = diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diag
+        noise = self.noise_tensor()
         return kernel.cache.cached(
             "system",
-            (*self.factors, index, noise),
+            (*kernel.leaves, index, *diag.representation()),
             lambda: GapSystem(self.factors, index, noise, shared=kernel.shared_eigen(), dtype=self.dtype),
         )
 
     def whitened(self) -> "tuple[SelectedKroneckerAddedDiagOperator, Tensor] | None":
         diag = self._diag_tensor
-        if not isinstance(diag, SelectedKroneckerDiagOperator):
+        if not self._whitens:
             return None
         roots = [axis.sqrt() for axis in diag.axis_noise]
         kernel = self._linear_op.with_factors([whiten(f, root) for f, root in zip(self.factors, roots, strict=True)])
@@ -99,11 +105,15 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         # the system is this one: nothing is decomposed or factorised twice
         system = self.system()
         kernel.cache.cached("eigen of", kernel.factors, lambda: system.term.shared)
-        kernel.cache.cached("system", (*kernel.factors, self.train_index, unit), system.in_own_units)
+        kernel.cache.cached(
+            "system", (*kernel.leaves, self.train_index, *white._diag_tensor.representation()), system.in_own_units
+        )
         return white, product_at(roots, unravel(self.train_index, kernel.row_shape))
 
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
         system = self.system()
+        if not system.has_eigenbasis:
+            return None
         rank = min(rank, system.num_cells)
         if system.row_scale is None:
             return low_rank_approximation(system, (rank,))

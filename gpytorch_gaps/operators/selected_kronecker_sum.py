@@ -1,5 +1,6 @@
 """``Σ_t W K_t W' + ...``: sums in which a Kronecker product meets others, and the same with noise."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from gpytorch_gaps.linalg.factors import Factor, all_dense
 from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal
 from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
@@ -78,9 +80,10 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         if not terms:
             interpolated = [op for op in self.linear_ops if isinstance(op, InterpolatedKroneckerOperator)]
             return [op for op in interpolated if op.rows == interpolated[0].rows]
-        return [
-            op for op in terms if op.row_shape == terms[0].row_shape and same_values(op.row_index, terms[0].row_index)
-        ]
+        # a block of axes may be one factor in one term and several in another: cells are numbered alike
+        blocks = not all(all_dense(op.factors) for op in terms)
+        same = [op for op in terms if _cells(op, blocks) == _cells(terms[0], blocks)]
+        return [op for op in same if same_values(op.row_index, terms[0].row_index)]
 
     def root(self) -> Tensor | None:
         """A root of the other terms: exact for low-rank ones, else a pivoted Cholesky factor, as a constant."""
@@ -130,7 +133,7 @@ class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
                 "SelectedKroneckerSumOperator and a diagonal operator"
             )
 
-    def term_factors(self) -> list[tuple[Tensor, ...]]:
+    def term_factors(self) -> list[tuple[Factor, ...]]:
         return [op.factors for op in self._linear_op.kronecker_terms()]
 
     def unstructured_root(self) -> Tensor | None:
@@ -172,6 +175,11 @@ def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unst
         flops=sum(map(_product_flops, others)),
         is_low_rank=all(low_rank),
     )
+
+
+def _cells(op: SelectedKroneckerOperator, blocks: bool) -> tuple[int, ...]:
+    """The shape of the grid, or its number of cells where blocks of axes may differ."""
+    return (math.prod(op.row_shape),) if blocks else op.row_shape
 
 
 def _made_of(op: LinearOperator) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import ROUNDING, KroneckerEigen
+from gpytorch_gaps.linalg.factors import Factor
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.linalg.selection import product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
@@ -40,7 +41,7 @@ class GapSystem(NoisySystem):
 
     def __init__(
         self,
-        factors: Sequence[Tensor],
+        factors: Sequence[Factor],
         train_index: Tensor,
         noise: Tensor | None = None,
         axis_noise: Sequence[Tensor] | None = None,
@@ -75,15 +76,16 @@ class GapSystem(NoisySystem):
 
     @cached_property
     def fillable(self) -> bool:
-        """Whether fill-gaps applies: constant noise, and no cell observed twice."""
-        return self.constant_noise and not self.has_repeats
+        """Whether fill-gaps applies: eigenvectors, constant noise, and no cell observed twice."""
+        return self.has_eigenbasis and self.constant_noise and not self.has_repeats
 
     def require_fillable(self, method: str) -> None:
         if not self.fillable:
             came = "a cell observed twice" if self.constant_noise else "one noise per point"
+            came = came if self.has_eigenbasis else "a block of axes, which has no eigenvectors"
             raise ValueError(
-                f"gap_method: got {method!r} with {came}, expected noise constant or a product over axes, and no "
-                "cell observed twice; use 'ignore' here"
+                f"gap_method: got {method!r} with {came}, expected one kernel per axis, noise constant or a product "
+                "over axes, and no cell observed twice; use 'ignore' here"
             )
 
     @cached_property
@@ -115,7 +117,7 @@ class GapSystem(NoisySystem):
 
     # -- spectrum ----------------------------------------------------------------------------------------------------
 
-    def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Factor, ...]:
         return self.term.factors(dtype)
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:

@@ -13,18 +13,28 @@ from gpytorch_gaps.linalg.eigen import (
     largest_left_out,
     leading_products_stable,
 )
-from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.factors import (
+    Factor,
+    all_dense,
+    asymmetry,
+    axis_covariances,
+    factor_axes,
+    leaf,
+    row_norm_squared,
+    symmetric_part,
+)
+from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, product_flops
 from gpytorch_gaps.linalg.selection import kron_block, product_at, unravel
 
 
 class KroneckerTerm:
     """``K = (x) K_i`` on the whole grid, detached and in float64.
 
-    :param factors: K_i, symmetric positive semi-definite, shape (*batch, m_i, m_i) each.
+    :param factors: K_i, symmetric positive semi-definite, matrices or operators, shape (*batch, m_i, m_i) each.
     :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
     """
 
-    def __init__(self, factors: Sequence[Tensor], shared: dict[str, KroneckerEigen] | None = None) -> None:
+    def __init__(self, factors: Sequence[Factor], shared: dict[str, KroneckerEigen] | None = None) -> None:
         wide = [factor.detach().double() for factor in factors]
         self.shape = tuple(factor.size(-1) for factor in wide)
         self.shared = {} if shared is None else shared
@@ -33,9 +43,7 @@ class KroneckerTerm:
 
     def asymmetry(self) -> Tensor:
         """How far every factor is from its transpose, then how large it is; not read by the host. shape: (2 d,)"""
-        factors = self.factors()
-        differences = [(factor - factor.mT).abs().amax() for factor in factors]
-        return torch.stack([*differences, *(factor.abs().amax() for factor in factors)])
+        return torch.stack([asymmetry(factor) for factor in self.factors()]).mT.flatten()
 
     def symmetrize(self, asymmetry: Sequence[float]) -> None:
         """Takes the symmetric parts: float32 kernels are symmetric to rounding only, which would bound the residual.
@@ -50,14 +58,33 @@ class KroneckerTerm:
                     f"factors: axis {axis} differs from its transpose by {difference:.1e}, expected symmetry"
                 )
         pairs = zip(self.factors(), differences, strict=True)
-        self._factors = {torch.float64: tuple(0.5 * (f + f.mT) if difference > 0 else f for f, difference in pairs)}
+        self._factors = {torch.float64: tuple(symmetric_part(f) if difference > 0 else f for f, difference in pairs)}
 
-    def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    def factors(self, dtype: torch.dtype = torch.float64) -> tuple[Factor, ...]:
         if dtype not in self._factors:
             self._factors[dtype] = tuple(
                 cast_without_denormals(factor, dtype) for factor in self._factors[torch.float64]
             )
         return self._factors[dtype]
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The tensors that the factors are made of."""
+        return tuple(map(leaf, self.factors()))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The levels of every axis; a factor may span several."""
+        return tuple(size for factor in self.factors() for size in factor_axes(factor))
+
+    def axis_covariances(self) -> list[Tensor]:
+        """Covariances along every axis, the mean over a batch: a matrix (m, m), or a vector (m,) by lag."""
+        return [own for factor in self.factors() for own in axis_covariances(factor)]
+
+    @property
+    def has_eigenbasis(self) -> bool:
+        """Whether all factors are matrices that can be decomposed."""
+        return all_dense(self.factors())
 
     @property
     def is_decomposed(self) -> bool:
@@ -75,7 +102,7 @@ class KroneckerTerm:
     def product_flops(self) -> float:
         """FLOPs of one product with K and one column, as :meth:`matmul` takes it."""
         thin = factored_if_cheaper(self.shared.get("eigen"))
-        return float(kron_matmul_flops([(m, m) for m in self.shape], 1)) if thin is None else thin.root_flops
+        return product_flops(self.factors()) if thin is None else thin.root_flops
 
     def matmul(self, grid: Tensor) -> Tensor:
         """``K x`` on the whole grid, in the precision of x. shape: (*batch, M, C)"""
@@ -115,11 +142,13 @@ class KroneckerTerm:
     @property
     def row_norm(self) -> Tensor:
         """The largest norm of a row of K, over a batch; not read by the host."""
-        return torch.stack([factor.square().sum(-1).max() for factor in self.factors()]).prod().sqrt()
+        return torch.stack(list(map(row_norm_squared, self.factors()))).prod().sqrt()
 
     @property
     def least_eigenvalue(self) -> Tensor:
-        """The smallest eigenvalue of K, over a batch."""
+        """The smallest eigenvalue of K, over a batch; zero where it is not known."""
+        if not self.has_eigenbasis:
+            return self.leaves[0].new_zeros(())
         return torch.stack([values.amin() for values in self.eigen().values]).prod()
 
 

@@ -31,6 +31,8 @@ from gpytorch_gaps.solvers.kronecker_term import side_by_side
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.threads import threads_for
 
+_SHORT_AXIS = 2048  # levels of a regular axis up to which all pairs of them are compared
+
 
 @dataclass(frozen=True)
 class Eigen:
@@ -152,6 +154,11 @@ def eigen_preconditioner(system: NoisySystem, ranks: tuple[int, ...]) -> LowRank
     return system.cached(("preconditioner", Eigen(ranks)), lambda: _low_rank(system, ranks, system.kernel_trace))
 
 
+def has_low_rank(system: NoisySystem) -> bool:
+    """Whether a preconditioner can be made of eigenvectors; it divides by the noise."""
+    return system.has_eigenbasis and system.least_noise > 0
+
+
 def low_rank_approximation(system: NoisySystem, ranks: tuple[int, ...]) -> LowRankPreconditioner:
     """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D`` with nothing added: what variances are computed from."""
     return system.cached(("low rank", ranks), lambda: _low_rank(system, ranks, None))
@@ -217,7 +224,7 @@ def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
 
 def _lists(system: NoisySystem, count: int) -> NeighbourLists:
     """The neighbours of every observation; those found for earlier hyperparameters, while these have moved little."""
-    factors, key = _typical_factors(system), _key(system, count)
+    factors, key = _typical_covariances(system), _key(system, count)
     lists = _kept.setdefault(system.train_index, _Kept()).lists
     if key not in lists or not lists[key].still_serve(factors):
         lists[key] = neighbour_lists(factors, system.train_index, count)
@@ -227,7 +234,7 @@ def _lists(system: NoisySystem, count: int) -> NeighbourLists:
 def _key(system: NoisySystem, count: int) -> tuple[int, tuple[int, ...], int | None]:
     """The same cells may belong to grids of several shapes, and may be changed in place."""
     index = system.train_index
-    return count, system.terms[0].shape, None if index.is_inference() else index._version
+    return count, _finest_axes(system), None if index.is_inference() else index._version
 
 
 def remember_count(system: NoisySystem, count: int) -> None:
@@ -242,7 +249,7 @@ def remembered_count(system: NoisySystem) -> int | None:
         return None
     shape, version = _key(system, kept.count)[1:]
     known = [lists for key, lists in kept.lists.items() if key[1:] == (shape, version)]
-    serve = known and all(lists.still_serve(_typical_factors(system)) for lists in known)
+    serve = known and all(lists.still_serve(_typical_covariances(system)) for lists in known)
     return kept.count if serve else None
 
 
@@ -251,18 +258,36 @@ def forget_neighbours() -> None:
     _kept.clear()
 
 
-def _typical_factors(system: NoisySystem) -> list[Tensor]:
-    """Along every axis, the mean of the terms weighted by their variances, and over a batch. shape: (m_i, m_i) each"""
-    shares = [term.trace(system.train_index).mean() for term in system.terms]
-    return [
-        torch.stack(
-            [share * _scaled(term.factors()[axis]) for term, share in zip(system.terms, shares, strict=True)]
-        ).sum(0)
-        for axis in range(len(system.terms[0].shape))
-    ]
+def _finest_axes(system: NoisySystem) -> tuple[int, ...]:
+    """The axes of the term that tells most of them apart: a dense factor for several axes knows of one only."""
+    return max((term.axes for term in system.terms), key=len)
 
 
-def _scaled(factor: Tensor) -> Tensor:
-    """The mean over a batch, with a mean variance of one. shape: (*batch, m, m) -> (m, m)"""
-    mean = factor.reshape(-1, *factor.shape[-2:]).mean(0)
-    return mean / mean.diagonal().mean().clamp_min(torch.finfo(mean.dtype).tiny)
+def _typical_covariances(system: NoisySystem) -> list[Tensor]:
+    """Along every axis, the mean of the terms weighted by their variances, and over a batch.
+
+    shape: (m_i, m_i) each, or (m_i,), by lag, where all terms are stationary along a regular axis
+    """
+    axes = _finest_axes(system)
+    terms = [term for term in system.terms if term.axes == axes]
+    shares = [term.trace(system.train_index).mean() for term in terms]
+    found = [term.axis_covariances() for term in terms]
+    return [_mean([own[axis] for own in found], shares) for axis in range(len(axes))]
+
+
+def _mean(covariances: Sequence[Tensor], shares: Sequence[Tensor]) -> Tensor:
+    """Covariances along one axis, with a mean variance of one, weighted by shares."""
+    if len(covariances[0]) <= _SHORT_AXIS or any(own.dim() == 2 for own in covariances):
+        covariances = [own if own.dim() == 2 else _toeplitz(own) for own in covariances]
+    pairs = zip(covariances, shares, strict=True)
+    return torch.stack([share * _scaled(own) for own, share in pairs]).sum(0)
+
+
+def _scaled(covariance: Tensor) -> Tensor:
+    variance = covariance[0] if covariance.dim() == 1 else covariance.diagonal().mean()
+    return covariance / variance.clamp_min(torch.finfo(covariance.dtype).tiny)
+
+
+def _toeplitz(lags: Tensor) -> Tensor:
+    level = torch.arange(len(lags), device=lags.device)
+    return lags[(level.unsqueeze(-1) - level).abs()]

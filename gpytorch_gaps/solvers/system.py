@@ -107,7 +107,7 @@ class NoisySystem:
     def parts(self) -> tuple[Tensor, ...]:
         """All that the matrix is made of; of unstructured terms, what is known of them."""
         known = () if self.other is None else (self.other.root,)
-        return *(factor for term in self.terms for factor in term.factors()), self.noise, *known
+        return *(tensor for term in self.terms for tensor in term.leaves), self.noise, *known
 
     @property
     def num_cells(self) -> int:
@@ -117,6 +117,11 @@ class NoisySystem:
     def fillable(self) -> bool:
         """Whether fill-gaps applies: terms of a sum share no eigenbasis."""
         return False
+
+    @property
+    def has_eigenbasis(self) -> bool:
+        """Whether the eigenvectors of every term can be had."""
+        return all(term.has_eigenbasis for term in self.terms)
 
     @cached_property
     def least_noise(self) -> float:
@@ -165,14 +170,13 @@ class NoisySystem:
         """Some entries of the matrix without D, for positions that broadcast. shape: (*batch, *positions)"""
         total: Any = 0.0
         for term in self.terms:
-            own, other = ([level[side] for level in self._levels] for side in (rows, columns))
+            own, other = ([level[side] for level in self._levels(term.shape)] for side in (rows, columns))
             total = total + kron_entries(term.factors(), own, other)
         return total if self.other is None else total + self.other.entries(rows, columns)
 
-    @cached_property
-    def _levels(self) -> tuple[Tensor, ...]:
+    def _levels(self, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Level of every observation on each axis. shape: (N,) each"""
-        return unravel(self.train_index, self.terms[0].shape)
+        return self.cached(("levels", shape), lambda: unravel(self.train_index, shape))
 
     def cholesky(self) -> Tensor:
         """Cholesky factor of the whole matrix, computed once. Cost: N^3 / 3. shape: (*batch, N, N)"""

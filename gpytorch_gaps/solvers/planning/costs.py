@@ -112,7 +112,7 @@ def cheaper_than_eigen(system: NoisySystem, num_rhs: int, limit: float) -> bool:
 
     :param limit: rows beyond which no dense solve is considered.
     """
-    shapes = [term.shape for term in system.terms if not term.is_decomposed]
+    shapes = [term.shape for term in system.terms if term.has_eigenbasis and not term.is_decomposed]
     decompositions = sum(_EIGH_FLOPS_PER_CUBE * float(size) ** 3 for shape in shapes for size in shape)
     rows = system.num_train
     dense = _CHOLESKY_SLOWDOWN * rows**3 / 3.0 + 2.0 * rows**2 * num_rhs

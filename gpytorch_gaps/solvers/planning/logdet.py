@@ -16,7 +16,7 @@ from gpytorch_gaps.solvers.planning.costs import Plan, best_rank, fill_plan
 from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan, neighbour_trial
 from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, Task, plan, preconditioned_plan
 from gpytorch_gaps.solvers.planning.trial import expected_condition, expected_log_variance, gap_trial
-from gpytorch_gaps.solvers.preconditioning import Choice, remember_count, remembered_count
+from gpytorch_gaps.solvers.preconditioning import Choice, has_low_rank, remember_count, remembered_count
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _CHEAP_CHOLESKY_ROWS = 800
@@ -127,7 +127,7 @@ def _best_on_data(system: NoisySystem, config: SolveConfig, ceiling: float) -> _
         own = preconditioned_plan(system, Task(columns, tolerance), config)
         return None if own is None else _Estimate(own, math.inf)
     eigen = neighbours = None
-    if "eigen" in config.preconditioners and system.least_noise > 0:
+    if "eigen" in config.preconditioners and has_low_rank(system):
         found = best_rank(system, columns, tolerance, config.rank)
         eigen = _Estimate(found, _eigen_variance(system, found) / config.num_probes)
         ceiling = min(ceiling, eigen.merit)

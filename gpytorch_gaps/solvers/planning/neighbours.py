@@ -92,7 +92,7 @@ def setup_seconds(system: NoisySystem, count: int, gradients: bool = False) -> f
     """What finding the neighbours, factorising their covariances and differentiating these should take."""
     rows = system.num_train
     flops, _ = neighbour_flops(rows, count)
-    entries = 0.5 * rows * (count + 1) ** 2 * sum(len(term.shape) for term in system.terms)
+    entries = 0.5 * rows * (count + 1) ** 2 * sum(len(term.axes) for term in system.terms)
     moved = (1.0 + _GRADIENT_WORK * gradients) * _BYTES_PER_ENTRY * entries + _BYTES_PER_NEIGHBOUR * rows * count
     return system_rates(system).seconds(_SMALL_CHOLESKY_SLOWDOWN * flops, moved, _SETUP_CALLS)
 

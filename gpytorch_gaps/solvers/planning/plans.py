@@ -33,7 +33,7 @@ from gpytorch_gaps.solvers.planning.costs import (
 )
 from gpytorch_gaps.solvers.planning.neighbours import neighbour_plan
 from gpytorch_gaps.solvers.planning.trial import TRIAL_STEPS, expected_condition, gap_trial
-from gpytorch_gaps.solvers.preconditioning import Eigen, Neighbours, Own
+from gpytorch_gaps.solvers.preconditioning import Eigen, Neighbours, Own, has_low_rank
 from gpytorch_gaps.solvers.system import NoisySystem
 
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `dense_size` rows
@@ -91,10 +91,10 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
 
 def _ignore_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
     """Ignore-gaps with the best of the preconditioners that are allowed."""
-    if config.rank and "eigen" in config.preconditioners and not system.least_noise > 0:
-        raise ValueError(
-            f"preconditioner_rank: got {config.rank} without noise, expected 0: the preconditioner divides by it"
-        )
+    if config.rank and "eigen" in config.preconditioners and not has_low_rank(system):
+        why = "for a block of axes, expected None: it has no eigenvectors"
+        why = "without noise, expected 0: the preconditioner divides by it" if system.has_eigenbasis else why
+        raise ValueError(f"preconditioner_rank: got {config.rank} {why}")
     if config.preconditioners and system.reused_preconditioner is not None:
         return _reusing_plan(system)
     chosen = preconditioned_plan(system, task, config)
@@ -109,7 +109,7 @@ def preconditioned_plan(system: NoisySystem, task: Task, config: SolveConfig) ->
     if callable(config.preconditioner):
         return _own_plan(config)
     eigen = None
-    if "eigen" in config.preconditioners and system.least_noise > 0:
+    if "eigen" in config.preconditioners and has_low_rank(system):
         eigen = _best_from(system, task, config.rank)
     ceiling = math.inf if eigen is None else eigen.seconds
     neighbours = neighbour_plan(system, task.num_rhs, task.reduction, config, ceiling)
@@ -156,7 +156,7 @@ def _quicker(system: NoisySystem, task: Task, rank: int | None, cold: Plan) -> P
 def _plans_from_guess(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]:
     plans = list(_plans_from_zero(system, replace(task, start=1.0), config))
     cold = plans[0]
-    if cold.direct or cold.num_neighbours or "eigen" not in config.preconditioners:
+    if cold.direct or cold.num_neighbours or "eigen" not in config.preconditioners or not has_low_rank(system):
         yield from plans
         return
     if cold.method == "spectral":  # whose iterations cost next to nothing
@@ -229,7 +229,7 @@ def _known_plans(
     is_product = isinstance(system, GapSystem)
     rank = None if is_product else config.rank
     uses_eigen = "eigen" in config.preconditioners or (is_product and config.preconditioner == "auto")
-    if uses_eigen and rank != 0 and system.least_noise > 0:
+    if uses_eigen and rank != 0 and has_low_rank(system):
         iterative = best_rank(system, task.num_rhs, task.reduction, rank)
         known.append(iterative)
         fewest = min(rank_plans(system, task.num_rhs, task.reduction, rank), key=lambda own: own.iterations)
@@ -266,4 +266,6 @@ def solve_flops(system: NoisySystem, num_rhs: int, config: SolveConfig) -> float
     chosen = next(plan(system, task, config))
     if chosen.direct == "data":
         return system.num_train**3 / 3.0 + 2.0 * system.num_train**2 * num_rhs
-    return chosen.flops if math.isfinite(chosen.flops) else best_rank(system, num_rhs, config.tolerance).flops
+    if math.isfinite(chosen.flops) or not has_low_rank(system):
+        return chosen.flops
+    return best_rank(system, num_rhs, config.tolerance).flops

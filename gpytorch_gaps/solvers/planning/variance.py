@@ -5,7 +5,7 @@ from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.costs import best_rank, cheaper_than_eigen, rank_choices
 from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, solve_flops
-from gpytorch_gaps.solvers.preconditioning import low_rank_approximation
+from gpytorch_gaps.solvers.preconditioning import has_low_rank, low_rank_approximation
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _AFFORDABLE_FLOPS = 1e13  # of exact variances: some minutes on two cores
@@ -29,7 +29,7 @@ def low_rank_form(
     None where there is none, or where `num_rhs` solves cost less.
     """
     free = config.method == "auto" and "eigen" in config.preconditioners and config.rank is None
-    if not free or system.row_scale is not None or system.batched or not system.least_noise > 0:
+    if not free or system.row_scale is not None or system.batched or not has_low_rank(system):
         return None
     if system.other is not None or cheaper_than_eigen(system, num_rhs, DENSE_REACH * config.dense_size):
         return None

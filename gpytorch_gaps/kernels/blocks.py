@@ -1,0 +1,251 @@
+"""The covariance of a block of axes: a matrix, or an operator where the kernel is stationary along regular axes.
+
+A kernel is evaluated at the lags of a lattice instead of at all pairs of points. Coordinates are places of a lattice if
+they are multiples of one step, apart from rounding; some places may be left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
+from scipy.fft import next_fast_len
+from torch import Tensor
+
+from gpytorch_gaps.linalg.circulant import CirculantOperator, Positions, by_frequency
+from gpytorch_gaps.linalg.factors import Factor
+from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
+from gpytorch_gaps.operators.inspect import resolve_active_dims
+
+MAX_DENSE = 8192  # points of a block whose covariance is a matrix: 0.5 GiB
+MAX_DENSE_AXIS = 2**15  # points of a single axis, likewise: 8 GiB
+LONG_AXIS = 6000  # points of a single axis, from which on it has FFTs instead of a matrix with eigenvectors
+_MAX_TABLE = 2**27  # covariances by lag: 1 GiB
+_PLACES_PER_LEVEL = 8  # of a lattice, beyond which coordinates count as irregular
+_FINEST = 12  # fractions of the smallest distance that are tried as a step
+_STEP_ROUNDING = 1e-6  # of a step
+_EPS_ROUNDING = 8.0  # of the coordinates, in units of eps
+_GROWTH = (1, 2, 4)  # of the padding, until a torus is positive definite
+_NEGATIVE = 1e-10  # of the largest eigenvalue: more is no rounding
+
+Period = float | None
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Where the levels of the stationary axes of a block lie. The dense axes come first.
+
+    :param num_dense: dense axes.
+    :param steps: distance of two places on each stationary axis.
+    :param rows: places of the levels, for rows.
+    :param columns: likewise, for columns.
+    :param spans: the largest lag plus one.
+    :param periods: after which covariances repeat themselves; None for never.
+    """
+
+    num_dense: int
+    steps: tuple[float, ...]
+    rows: tuple[Positions, ...]
+    columns: tuple[Positions, ...]
+    spans: tuple[int, ...]
+    periods: tuple[Period, ...]
+
+    def torus(self, growth: int) -> tuple[int, ...]:
+        """Places on each circle: twice the span, or so many times as much; a period, where one is known."""
+        return tuple(map(_circle, self.spans, self.steps, self.periods, [growth] * len(self.steps)))
+
+
+def _circle(span: int, step: float, period: Period, growth: int) -> int:
+    padded = int(next_fast_len(growth * (2 * span - 1), real=True))
+    if period is not None:
+        closed = round(period / step)
+        whole = abs(closed * step - period) <= _STEP_ROUNDING * step and closed >= span
+        if whole and (growth > 1 or closed <= 2 * padded):
+            return closed  # no padding: the circle itself
+    return padded
+
+
+# -- which axes ------------------------------------------------------------------------------------------------------
+
+
+def stationary_columns(kernel: Kernel, num_columns: int) -> dict[int, Period]:
+    """The columns along which a kernel depends on lags alone, each with its period.
+
+    A kernel of one's own says so by an attribute of this name, as :class:`gpytorch_gaps.SphereKernel` does.
+    """
+    own = getattr(kernel, "stationary_columns", None)
+    if own is not None:
+        return own
+    if isinstance(kernel, ScaleKernel):
+        return stationary_columns(kernel.base_kernel, num_columns)
+    if isinstance(kernel, AdditiveKernel | ProductKernel):
+        return _along_all([_through_active_dims(child, num_columns) for child in kernel.kernels], num_columns)
+    return dict.fromkeys(range(num_columns)) if kernel.is_stationary else {}
+
+
+def _through_active_dims(kernel: Kernel, num_columns: int) -> dict[int, Period]:
+    """Along columns that a kernel does not see, it is stationary."""
+    seen = resolve_active_dims(kernel, tuple(range(num_columns)))
+    own = stationary_columns(kernel, len(seen))
+    found: dict[int, Period] = dict.fromkeys(set(range(num_columns)) - set(seen))
+    return found | {seen[place]: period for place, period in own.items()}
+
+
+def _along_all(found: Sequence[dict[int, Period]], num_columns: int) -> dict[int, Period]:
+    common = [column for column in range(num_columns) if all(column in own for own in found)]
+    periods = {column: {own[column] for own in found} for column in common}
+    return {column: own.pop() if len(own) == 1 else None for column, own in periods.items()}
+
+
+def find_lattice(kernel: Kernel, rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Lattice | None:
+    """The lattice on which the levels of a block of axes lie, for rows and columns; None where there is none.
+
+    :param rows: coordinates of every axis of the block, shape (q_i, d_i) each.
+    :param columns: likewise, shape (m_i, d_i) each.
+    """
+    widths = [axis.size(-1) for axis in rows]
+    periods = stationary_columns(kernel, sum(widths))
+    stationary = [sum(widths[:axis]) if widths[axis] == 1 else -1 for axis in range(len(rows))]
+    found = [
+        regular_positions(row.squeeze(-1), column.squeeze(-1)) if first in periods else None
+        for first, row, column in zip(stationary, rows, columns, strict=True)
+    ]
+    num_dense = next((axis for axis, own in enumerate(found) if own is not None), len(found))
+    lattices = [own for own in found[num_dense:] if own is not None]
+    if not lattices or len(lattices) < len(found) - num_dense:
+        return None
+    step, row_positions, col_positions, span = zip(*lattices, strict=True)
+    own_periods = tuple(periods[first] for first in stationary[num_dense:])
+    lattice = Lattice(num_dense, step, row_positions, col_positions, span, own_periods)
+    dense = math.prod(len(axis) for axis in rows[:num_dense]) * math.prod(len(axis) for axis in columns[:num_dense])
+    fits = dense * math.prod(places // 2 + 1 for places in lattice.torus(1)) <= _MAX_TABLE
+    return lattice if fits and _is_invariant(kernel, rows, lattice) else None
+
+
+def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, Positions, int] | None:
+    """The step of a lattice, the places of two sets of coordinates on it, and its span; None if they have none.
+
+    >>> regular_positions(torch.tensor([0.0, 0.5, 1.5]), torch.tensor([1.0, 2.0]))
+    (0.5, tensor([0, 1, 3]), tensor([2, 4]), 5)
+    """
+    both = torch.cat([rows, columns]).detach().double().cpu()
+    away = both.sort().values.diff()
+    rounding = _EPS_ROUNDING * torch.finfo(rows.dtype).eps * float(both.abs().max())
+    away = away[away > rounding]
+    if not len(away):
+        return None
+    span, least = float(both.max() - both.min()), float(away.min())
+    backwards = len(rows) > 1 and bool(rows[0] > rows[-1])
+    from_start = both.max() - both if backwards else both - both.min()
+    for fraction in range(1, _FINEST + 1):
+        count = round(fraction * span / least)
+        if count + 1 > _PLACES_PER_LEVEL * len(both):
+            return None
+        step = span / count
+        places = (from_start / step).round()
+        if bool(((from_start - places * step).abs() <= _STEP_ROUNDING * step + rounding).all()):
+            own, other = places.long().split([len(rows), len(columns)])
+            return step, _as_positions(own, rows.device), _as_positions(other, rows.device), count + 1
+    return None
+
+
+def _as_positions(places: Tensor, device: torch.device) -> Positions:
+    first = bool((places == torch.arange(len(places))).all())
+    return len(places) if first else places.to(device)
+
+
+def _is_invariant(kernel: Kernel, axes: Sequence[Tensor], lattice: Lattice) -> bool:
+    """Whether a kernel that says so is stationary, and even, along the axes of a lattice: tried at a few points."""
+    generator = torch.Generator().manual_seed(0)
+    picked = [axis[torch.randint(len(axis), (6,), generator=generator).to(axis.device)] for axis in axes]
+    first, second = (torch.cat([own[half] for own in picked], -1) for half in (slice(0, 3), slice(3, 6)))
+    moved_first, moved_second, dense = first.clone(), second.clone(), sum(a.size(-1) for a in axes[: lattice.num_dense])
+    for number, step in enumerate(lattice.steps):
+        column = dense + number
+        moved_first[:, column] += (2 + number) * step
+        moved_second[:, column] += (2 + number) * step
+    turned_first, turned_second = first.clone(), second.clone()
+    column = dense + len(lattice.steps) - 1
+    turned_first[:, column], turned_second[:, column] = second[:, column], first[:, column]
+    with torch.no_grad():
+        value, moved, turned = (
+            covariance_in_float64(kernel, *pair, diag=True)
+            for pair in ((first, second), (moved_first, moved_second), (turned_first, turned_second))
+        )
+    allowed = 1e-4 * value.abs().amax()
+    return bool(((value - moved).abs() <= allowed).all() and ((value - turned).abs() <= allowed).all())
+
+
+# -- covariances -----------------------------------------------------------------------------------------------------
+
+
+def block_factor(
+    kernel: Kernel,
+    rows: Sequence[Tensor],
+    columns: Sequence[Tensor],
+    lattice: Lattice | None,
+    definite: bool = False,
+    **params: Any,
+) -> Factor:
+    """The covariance of a block of axes, in float64 where the kernel allows it. shape: (*batch, prod q_i, prod m_i)
+
+    :param lattice: as :func:`find_lattice` gives it; None for a matrix.
+    :param definite: whether the torus is to be large enough to be positive definite, as draws want it.
+    """
+    if lattice is None:
+        return covariance_in_float64(kernel, block_points(rows), block_points(columns), **params)
+    for growth in _GROWTH if definite else _GROWTH[:1]:
+        torus = lattice.torus(growth)
+        table = _lag_table(kernel, rows, columns, lattice, torus, params)
+        found = CirculantOperator(table, torus=torus, row_positions=lattice.rows, col_positions=lattice.columns)
+        if not definite or negative_share(found) == 0.0:
+            break
+        if growth < _GROWTH[-1] and table.numel() * 2 ** len(torus) > _MAX_TABLE:
+            break
+    return found
+
+
+def block_points(axes: Sequence[Tensor]) -> Tensor:
+    """All combinations of one row from each axis, the last fastest. shape: (m_i, d_i) each -> (prod m_i, Σ d_i)"""
+    points = axes[0]
+    for axis in axes[1:]:
+        left = points.repeat_interleave(len(axis), 0)
+        points = torch.cat([left, axis.repeat(len(points), 1)], -1)
+    return points
+
+
+def _lag_table(
+    kernel: Kernel,
+    rows: Sequence[Tensor],
+    columns: Sequence[Tensor],
+    lattice: Lattice,
+    torus: Sequence[int],
+    params: dict[str, Any],
+) -> Tensor:
+    """Covariances by lag. shape: (*batch, a, b, n_1 // 2 + 1, ...)"""
+    like: dict[str, Any] = {"dtype": rows[0].dtype, "device": rows[0].device}
+    lags = [
+        (step * torch.arange(places // 2 + 1, dtype=torch.float64)).to(**like).unsqueeze(-1)
+        for step, places in zip(lattice.steps, torus, strict=True)
+    ]
+    # distances from zero are exact, distances of large coordinates are not
+    origin = torch.zeros(1, len(lags), **like)
+    first = block_points([*rows[: lattice.num_dense], origin])
+    second = block_points([*columns[: lattice.num_dense], *lags])
+    covariance = covariance_in_float64(kernel, first, second, **params)
+    dense = len(second) // math.prod(len(own) for own in lags)
+    return covariance.unflatten(-1, (dense, *(len(own) for own in lags)))
+
+
+def negative_share(covariance: CirculantOperator) -> float:
+    """How negative the eigenvalues of a torus are, over its largest. Zero where there is nothing but rounding."""
+    spectrum = covariance.spectrum().detach()
+    values = spectrum
+    if covariance.num_dense != (1, 1):
+        if covariance.num_dense[0] != covariance.num_dense[1]:
+            return 0.0
+        values = torch.linalg.eigvalsh(by_frequency(spectrum, len(covariance.torus)))
+    share = float(-values.amin() / values.amax())
+    return share if share > _NEGATIVE else 0.0

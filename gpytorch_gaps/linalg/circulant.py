@@ -1,0 +1,279 @@
+"""Stationary covariances on regular axes: blocks of a circulant matrix, multiplied by FFT.
+
+On a regular axis, the covariance of two levels depends on their lag alone. Put on a circle of n places, n at least
+twice the largest lag, it is a circulant matrix C, which the Fourier transform diagonalises; the padding is nothing but
+more gaps. Several such axes make a torus, and a further, dense axis one matrix for every frequency::
+
+    K = W_r C W_c',    C = F* L F,    L = F t,      t: covariance by lag
+
+W_r and W_c select places of the torus, so products are exact, whether or not C itself is positive definite.
+
+>>> lags = torch.exp(-torch.arange(5.0, dtype=torch.float64)).reshape(1, 1, 5)
+>>> covariance = CirculantOperator(lags, torus=(8,), row_positions=(4,))
+>>> distance = (torch.arange(4.0).unsqueeze(-1) - torch.arange(4.0)).abs().double()
+>>> torch.allclose(covariance @ torch.eye(4, dtype=torch.float64), torch.exp(-distance))
+True
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from linear_operator.operators import LinearOperator
+from linear_operator.utils.getitem import _is_noop_index
+from torch import Tensor
+
+_FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
+
+
+Positions = int | Tensor
+
+
+class CirculantOperator(LinearOperator):
+    """The covariance of a block of axes: dense along the first, stationary and even along each of the others.
+
+    Cells of the block are numbered with the last axis fastest.
+
+    :param table: covariance by lag, shape (*batch, a, b, n_1 // 2 + 1, ..., n_s // 2 + 1): a and b levels of the dense
+        axis, one each where there is none, and lags from 0 to half the circle. Lags l and n - l are the same.
+    :param torus: n_i, the places on the circle of each stationary axis.
+    :param row_positions: place on its circle of every level of each stationary axis, for rows: shape (q_i,) each, or
+        the number q_i for the first places.
+    :param col_positions: likewise, for columns. Default: `row_positions`.
+    :raises ValueError: if the table does not match the torus.
+
+    Cost of a product: two FFTs of the torus, and of ``a b`` times its size where there is a dense axis.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        *,
+        torus: Sequence[int],
+        row_positions: Sequence[Positions],
+        col_positions: Sequence[Positions] | None = None,
+    ) -> None:
+        torus, row_positions = tuple(torus), tuple(row_positions)
+        col_positions = row_positions if col_positions is None else tuple(col_positions)
+        wanted = tuple(places // 2 + 1 for places in torus)
+        if table.dim() < len(torus) + 2 or tuple(table.shape[table.dim() - len(torus) :]) != wanted:
+            raise ValueError(
+                f"CirculantOperator: table: got shape {tuple(table.shape)}, expected (*batch, a, b, "
+                f"{', '.join(map(str, wanted))}) for a torus of {torus}"
+            )
+        for name, positions in (("row_positions", row_positions), ("col_positions", col_positions)):
+            if len(positions) != len(torus):
+                raise ValueError(
+                    f"CirculantOperator: {name}: got {len(positions)}, expected {len(torus)}, as the torus"
+                )
+        super().__init__(table, torus=torus, row_positions=row_positions, col_positions=col_positions)
+        self.table, self.torus = table, torus
+        self.row_positions, self.col_positions = row_positions, col_positions
+        self._spectra: dict[torch.dtype, Tensor] = {}
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_dense(self) -> tuple[int, int]:
+        """Levels of the dense axis, in rows and columns."""
+        rows, columns = self.table.shape[self._dense_dim : self._dense_dim + 2]
+        return rows, columns
+
+    @property
+    def _dense_dim(self) -> int:
+        """Where the batch dimensions of the table end."""
+        return self.table.dim() - len(self.torus) - 2
+
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        """Levels of every axis of the block, in rows; the dense axis, where there is one, is the first."""
+        return _axes(self.num_dense[0], self.row_positions)
+
+    @property
+    def col_axes(self) -> tuple[int, ...]:
+        return _axes(self.num_dense[1], self.col_positions)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether rows and columns are the same places."""
+        pairs = zip(self.row_positions, self.col_positions, strict=True)
+        return self.num_dense[0] == self.num_dense[1] and all(_equal(a, b) for a, b in pairs)
+
+    @property
+    def product_flops(self) -> float:
+        """What a product with one column takes, in FLOPs of matrix products."""
+        places = math.prod(self.torus)
+        transforms = 2.5 * places * math.log2(max(2, places)) * sum(self.num_dense)
+        return _FFT_SLOWDOWN * transforms + 2.0 * places * math.prod(self.num_dense)
+
+    def _size(self) -> torch.Size:
+        rows, columns = math.prod(self.row_axes), math.prod(self.col_axes)
+        return torch.Size((*self.table.shape[: self._dense_dim], rows, columns))
+
+    def with_table(self, table: Tensor) -> Self:
+        """The same places with other covariances."""
+        return type(self)(table, **self._kwargs)
+
+    # -- products ----------------------------------------------------------------------------------------------------
+
+    def spectrum(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """L, real since the table is even. shape: (*batch, a, b, n_1, ..., n_s // 2 + 1)"""
+        known = not (self.table.requires_grad and torch.is_grad_enabled())
+        if known and dtype in self._spectra:
+            return self._spectra[dtype]
+        around = self.table.to(dtype)
+        for axis, places in enumerate(self.torus, start=self.table.dim() - len(self.torus)):
+            lags = torch.arange(places, device=around.device)
+            around = around.index_select(axis, torch.minimum(lags, places - lags))
+        found = torch.fft.rfftn(around, dim=self._torus_dims).real.contiguous()
+        if known:
+            self._spectra[dtype] = found
+        return found
+
+    @property
+    def _torus_dims(self) -> tuple[int, ...]:
+        return tuple(range(-len(self.torus), 0))
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = (rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs).mT
+        x = columns.reshape(*columns.shape[:-1], self.num_dense[1], *map(_count, self.col_positions))
+        image = self._inverse(_filtered(self.spectrum(rhs.dtype), self._transformed(x), len(self.torus)))
+        image = image.flatten(-len(self.torus) - 1).mT
+        return image.squeeze(-1) if rhs.dim() == 1 else image
+
+    def _transformed(self, x: Tensor) -> Tensor:
+        """Values at the columns, on the torus, transformed one axis at a time: earlier axes are still short.
+
+        shape: (..., m_1, ..., m_s) -> (..., n_1, ..., n_s // 2 + 1)
+        """
+        for axis in reversed(range(len(self.torus))):
+            dim, places, positions = axis - len(self.torus), self.torus[axis], self.col_positions[axis]
+            if torch.is_tensor(positions):
+                shape = list(x.shape)
+                shape[dim] = places
+                x = x.new_zeros(shape).index_add(dim, positions, x)
+            x = torch.fft.rfft(x, n=places, dim=dim) if dim == -1 else torch.fft.fft(x, n=places, dim=dim)
+        return x
+
+    def _inverse(self, x: Tensor) -> Tensor:
+        """Back to values at the rows. shape: (..., n_1, ..., n_s // 2 + 1) -> (..., q_1, ..., q_s)"""
+        for axis, (places, positions) in enumerate(zip(self.torus, self.row_positions, strict=True)):
+            dim = axis - len(self.torus)
+            x = torch.fft.irfft(x, n=places, dim=dim) if dim == -1 else torch.fft.ifft(x, n=places, dim=dim)
+            x = x.index_select(dim, positions) if torch.is_tensor(positions) else x.narrow(dim, 0, positions)
+        return x
+
+    def _transpose_nonbatch(self) -> "CirculantOperator":
+        table = self.table.transpose(self._dense_dim, self._dense_dim + 1)
+        sides = {"row_positions": self.col_positions, "col_positions": self.row_positions}
+        return CirculantOperator(table, torus=self.torus, **sides)
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def entries(self, rows: Tensor, columns: Tensor, batch: tuple[Any, ...] = (...,)) -> Tensor:
+        """Some entries, for positions that broadcast. Differentiable. shape: (*batch, *positions)"""
+        first, second = self._places(rows, self.row_positions), self._places(columns, self.col_positions)
+        where = [first[0], second[0]]
+        for places, start, end in zip(self.torus, first[1:], second[1:], strict=True):
+            lag = (start - end).abs()
+            where.append(torch.minimum(lag, places - lag))
+        # one flat index: far faster than one index an axis
+        flat, sizes = where[0], self.table.shape[self._dense_dim :]
+        for position, size in zip(where[1:], sizes[1:], strict=True):
+            flat = flat * size + position
+        return self.table.flatten(self._dense_dim)[(*batch, flat)]
+
+    def _places(self, cells: Tensor, positions: Sequence[Positions]) -> list[Tensor]:
+        """Level on the dense axis, then place on every circle, of cells of the block."""
+        found = []
+        for own in reversed(positions):
+            level = cells % _count(own)
+            found.append(own[level] if torch.is_tensor(own) else level)
+            cells = cells // _count(own)
+        return [cells, *reversed(found)]
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        return self.entries(row_index, col_index, batch_indices or (...,))
+
+    def _diagonal(self) -> Tensor:
+        cells = torch.arange(self.size(-1), device=self.device)
+        return self.entries(cells, cells)
+
+    def to_dense(self) -> Tensor:
+        rows, columns = (torch.arange(size, device=self.device) for size in self.shape[-2:])
+        return self.entries(rows.unsqueeze(-1), columns)
+
+    # -- staying what it is ------------------------------------------------------------------------------------------
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return self.with_table(self.table[batch_indices]) if batch_indices else self
+        return super()._getitem(row_index, col_index, *batch_indices)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> "CirculantOperator":
+        return self.with_table(self.table.expand(*batch_shape, *self.table.shape[self._dense_dim :]))
+
+    def _permute_batch(self, *dims: int) -> "CirculantOperator":
+        return self.with_table(self.table.permute(*dims, *range(len(dims), self.table.dim())))
+
+    def _unsqueeze_batch(self, dim: int) -> "CirculantOperator":
+        return self.with_table(self.table.unsqueeze(dim))
+
+    def _mul_constant(self, other: float | Tensor) -> "CirculantOperator":
+        shape = (1,) * (len(self.torus) + 2)
+        scale = other.reshape(*other.shape, *shape) if torch.is_tensor(other) else other
+        return self.with_table(self.table * scale)
+
+    def detach(self) -> "CirculantOperator":
+        return self.with_table(self.table.detach())
+
+    def to(self, *args: Any, **kwargs: Any) -> "CirculantOperator":
+        """Moves and casts like :meth:`torch.Tensor.to`; positions stay integers."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device in (None, self.device) and dtype in (None, self.dtype):
+            return self
+        rows, columns = (
+            tuple(own.to(device) if torch.is_tensor(own) else own for own in side)
+            for side in (self.row_positions, self.col_positions)
+        )
+        table = self.table.to(device, dtype, non_blocking)
+        return CirculantOperator(table, torus=self.torus, row_positions=rows, col_positions=columns)
+
+    def double(self, device_id: str | None = None) -> "CirculantOperator":
+        return self.to(torch.float64)
+
+    def float(self, device_id: str | None = None) -> "CirculantOperator":
+        return self.to(torch.float32)
+
+
+def _axes(num_dense: int, positions: Sequence[Positions]) -> tuple[int, ...]:
+    return *([num_dense] if num_dense > 1 else []), *map(_count, positions)
+
+
+def _count(positions: Positions) -> int:
+    return len(positions) if torch.is_tensor(positions) else positions
+
+
+def _equal(first: Positions, second: Positions) -> bool:
+    if torch.is_tensor(first) and torch.is_tensor(second):
+        return first is second or torch.equal(first, second)
+    return not torch.is_tensor(first) and not torch.is_tensor(second) and first == second
+
+
+def by_frequency(spectrum: Tensor, torus_dims: int) -> Tensor:
+    """shape: (*batch, a, b, *frequencies) -> (*batch, frequencies, a, b)"""
+    return spectrum.flatten(-torus_dims).movedim(-1, -3)
+
+
+def _filtered(spectrum: Tensor, x: Tensor, torus_dims: int) -> Tensor:
+    """``L x`` at every frequency. shape: (*batch, a, b, *f) and (*batch, C, b, *f) -> (*batch, C, a, *f)"""
+    dense_dim = -torus_dims - 2
+    if spectrum.size(dense_dim) == spectrum.size(dense_dim + 1) == 1:
+        return spectrum.squeeze(dense_dim).unsqueeze(dense_dim) * x
+    frequencies = x.shape[-torus_dims:]
+    # complex numbers as two columns of a real product, one matrix for each frequency
+    parts = torch.view_as_real(x.flatten(-torus_dims)).movedim(-2, -4)  # shape: (*batch, f, C, b, 2)
+    image = by_frequency(spectrum, torus_dims) @ parts.movedim(-2, -3).flatten(-2)  # shape: (*batch, f, a, C * 2)
+    image = image.unflatten(-1, (x.size(dense_dim), 2)).movedim(-4, -2).contiguous()  # shape: (*batch, a, C, f, 2)
+    return torch.view_as_complex(image).transpose(-3, -2).unflatten(-1, frequencies)

@@ -1,0 +1,102 @@
+"""The factors of a Kronecker product: matrices, or operators with a fast product of their own.
+
+What the algorithms need of a factor beyond what tensors and operators have in common (sizes, batches, transposes,
+diagonals, casts): entries, the tensor that it is made of, the axes that it spans, and the cost of a product.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.linalg.circulant import CirculantOperator
+
+Factor = Tensor | CirculantOperator
+
+
+def all_dense(factors: Iterable[Factor]) -> bool:
+    """Whether all factors are matrices, which have eigenvectors."""
+    return all(torch.is_tensor(factor) for factor in factors)
+
+
+def leaf(factor: Factor) -> Tensor:
+    """The tensor that a factor is made of, and is differentiated with respect to."""
+    return factor.table if isinstance(factor, CirculantOperator) else factor
+
+
+def with_leaf(factor: Factor, tensor: Tensor) -> Factor:
+    """A factor of the same kind made of another tensor."""
+    return factor.with_table(tensor) if isinstance(factor, CirculantOperator) else tensor
+
+
+def factor_entries(factor: Factor, rows: Tensor, columns: Tensor, batch: tuple[Any, ...] = (...,)) -> Tensor:
+    """Some entries, for positions that broadcast. Differentiable. shape: (*batch, *positions)"""
+    if isinstance(factor, CirculantOperator):
+        return factor.entries(rows, columns, batch)
+    return factor[(*batch, rows, columns)]
+
+
+def factor_axes(factor: Factor) -> tuple[int, ...]:
+    """Levels of the axes that a square factor spans: several for a block of axes."""
+    return factor.row_axes if isinstance(factor, CirculantOperator) else (factor.size(-1),)
+
+
+def axis_covariances(factor: Factor) -> list[Tensor]:
+    """Covariances along every axis that a factor spans, the levels of all others being equal; the mean over a batch.
+
+    A matrix (m, m), or a vector (m,) by lag along a regular axis with a stationary covariance.
+    """
+    tensor = leaf(factor).detach()
+    batch = len(factor.shape) - 2
+    mean = tensor.flatten(0, batch - 1).mean(0) if batch else tensor
+    if not isinstance(factor, CirculantOperator):
+        return [mean]
+    origin: tuple[Any, ...] = (..., *[0] * len(factor.torus))
+    found = [mean[origin]] if factor.num_dense[0] > 1 else []
+    lagged = mean.diagonal(dim1=0, dim2=1).mean(-1)  # shape: (n_1 // 2 + 1, ...)
+    for axis, (places, positions) in enumerate(zip(factor.torus, factor.row_positions, strict=True)):
+        lags = lagged[tuple(slice(None) if other == axis else 0 for other in range(lagged.dim()))]
+        if not torch.is_tensor(positions) and 2 * positions - 1 <= places:
+            found.append(lags[:positions])
+            continue
+        level = positions if torch.is_tensor(positions) else torch.arange(positions, device=lags.device)
+        away = (level.unsqueeze(-1) - level).abs()
+        found.append(lags[torch.minimum(away, places - away)])
+    return found
+
+
+def row_norm_squared(factor: Factor) -> Tensor:
+    """At least the largest squared norm of a row, over a batch; not read by the host."""
+    if not isinstance(factor, CirculantOperator):
+        return factor.square().sum(-1).max()
+    square, torus_dims = factor.table.square(), len(factor.torus)
+    for axis in range(-torus_dims, 0):  # all lags but the first are there twice, on either side
+        square = 2.0 * square.sum(axis, keepdim=True) - square.narrow(axis, 0, 1)
+    return square.flatten(-torus_dims).squeeze(-1).sum(-1).max()
+
+
+def asymmetry(factor: Factor) -> Tensor:
+    """How far a factor is from its transpose, and how large it is; not read by the host. shape: (2,)"""
+    if not isinstance(factor, CirculantOperator):
+        return torch.stack([(factor - factor.mT).abs().amax(), factor.abs().amax()])
+    table, dense_dim = factor.table, len(factor.shape) - 2
+    return torch.stack([(table - table.transpose(dense_dim, dense_dim + 1)).abs().amax(), table.abs().amax()])
+
+
+def symmetric_part(factor: Factor) -> Factor:
+    """``(K + K') / 2``."""
+    tensor, dim = leaf(factor), len(factor.shape) - 2
+    return with_leaf(factor, 0.5 * (tensor + tensor.transpose(dim, dim + 1)))
+
+
+def operator_product_flops(factors: Sequence[Factor], order: Iterable[int], num_rhs: int) -> float:
+    """FLOPs of a product with the factors one after the other, in a given order."""
+    sizes, flops = [factor.size(-1) for factor in factors], 0.0
+    for i in order:
+        factor, others = factors[i], prod(sizes[:i]) * prod(sizes[i + 1 :]) * num_rhs
+        own = 2.0 * prod(factor.shape[-2:]) if torch.is_tensor(factor) else factor.product_flops
+        flops += own * others
+        sizes[i] = factor.size(-2)
+    return flops
