@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.filling.report import Filled, FillReport
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
-    from gpytorch_gaps.kernels import GappyGridKernel, preconditioned_ski
+    from gpytorch_gaps.kernels import GappyGridKernel, SphereKernel, preconditioned_ski
     from gpytorch_gaps.likelihoods import GappyGridLikelihood
     from gpytorch_gaps.posterior.sampling import sample_posterior
     from gpytorch_gaps.posterior.scoring import Score, leave_out, score
@@ -54,6 +54,7 @@ __all__ = [
     "ReconstructionReport",
     "Score",
     "SolveReport",
+    "SphereKernel",
     "VarianceReport",
     "WarmStart",
     "distributed",
@@ -92,6 +93,7 @@ _HOMES = {
     "ReconstructionReport": "reconstruction.report",
     "Score": "posterior.scoring",
     "SolveReport": "reports",
+    "SphereKernel": "kernels",
     "VarianceReport": "reports",
     "WarmStart": "solvers.warm_start",
     "distributed": "distributed",

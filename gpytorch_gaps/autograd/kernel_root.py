@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpytorch_gaps.autograd.first_order import refuse_second_order
+from gpytorch_gaps.linalg.circulant import CirculantOperator, by_frequency
 
 
 def kernel_root(matrix: Tensor, floor: float | None = None) -> tuple[Tensor, Tensor]:
@@ -34,6 +35,32 @@ def directions(root: Tensor) -> Tensor:
     """Q_r of a root ``R = Q_r T_r^(1/2)``, held fixed. shape: (*batch, m, r)"""
     length = root.detach().norm(dim=-2, keepdim=True)
     return root.detach() / length.masked_fill(length == 0, 1.0)
+
+
+def symmetric_root(matrix: Tensor) -> Tensor:
+    """S with ``S S = K``, in float64. shape: (*batch, m, m)"""
+    root, _ = kernel_root(matrix)
+    return root @ directions(root).mT
+
+
+def circulant_root(covariance: CirculantOperator) -> CirculantOperator:
+    """``W_r C^(1/2)``: rows of the symmetric root of a torus, in float64; negative eigenvalues become zero.
+
+    shape: (*batch, q, places of the torus)
+    """
+    torus_dims, spectrum = len(covariance.torus), covariance.spectrum()
+    if covariance.num_dense == (1, 1):
+        lost = torch.finfo(spectrum.dtype).eps * spectrum.detach().flatten(-torus_dims).amax(-1)
+        kept = spectrum > lost.reshape(*lost.shape, *[1] * torus_dims)
+        root = torch.where(kept, spectrum.masked_fill(~kept, 1.0).sqrt(), 0.0)
+    else:
+        roots = symmetric_root(by_frequency(spectrum, torus_dims))
+        root = roots.movedim(-3, -1).unflatten(-1, spectrum.shape[-torus_dims:])
+    table = torch.fft.irfftn(root, s=covariance.torus, dim=tuple(range(-torus_dims, 0)))
+    for axis, places in enumerate(covariance.torus, start=-torus_dims):
+        table = table.narrow(axis, 0, places // 2 + 1)  # it is even
+    positions = {"row_positions": covariance.row_positions, "col_positions": covariance.torus}
+    return CirculantOperator(table, torus=covariance.torus, **positions)
 
 
 class _KernelRoot(Function):

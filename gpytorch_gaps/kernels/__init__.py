@@ -7,7 +7,8 @@ Importing this package patches GPyTorch's sums and products of kernels: see
 from gpytorch_gaps.kernels.composite import patch_composite_kernels
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.kernels.interpolated import preconditioned_ski
+from gpytorch_gaps.kernels.sphere import SphereKernel
 
-__all__ = ["GappyGridKernel", "preconditioned_ski"]
+__all__ = ["GappyGridKernel", "SphereKernel", "preconditioned_ski"]
 
 patch_composite_kernels()

@@ -14,8 +14,8 @@ from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from gpytorch_gaps.linalg.circulant import CirculantOperator, Positions, by_frequency
-from gpytorch_gaps.linalg.factors import Factor
+from gpytorch_gaps.linalg.circulant import CirculantOperator, Positions
+from gpytorch_gaps.linalg.factors import Factor, negative_share
 from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import resolve_active_dims
 
@@ -28,7 +28,6 @@ _FINEST = 12  # fractions of the smallest distance that are tried as a step
 _STEP_ROUNDING = 1e-6  # of a step
 _EPS_ROUNDING = 8.0  # of the coordinates, in units of eps
 _GROWTH = (1, 2, 4)  # of the padding, until a torus is positive definite
-_NEGATIVE = 1e-10  # of the largest eigenvalue: more is no rounding
 
 Period = float | None
 
@@ -200,7 +199,7 @@ def block_factor(
         torus = lattice.torus(growth)
         table = _lag_table(kernel, rows, columns, lattice, torus, params)
         found = CirculantOperator(table, torus=torus, row_positions=lattice.rows, col_positions=lattice.columns)
-        if not definite or negative_share(found) == 0.0:
+        if not definite or not found.is_symmetric or negative_share(found) == 0.0:
             break
         if growth < _GROWTH[-1] and table.numel() * 2 ** len(torus) > _MAX_TABLE:
             break
@@ -237,15 +236,3 @@ def _lag_table(
     covariance = covariance_in_float64(kernel, first, second, **params)
     dense = len(second) // math.prod(len(own) for own in lags)
     return covariance.unflatten(-1, (dense, *(len(own) for own in lags)))
-
-
-def negative_share(covariance: CirculantOperator) -> float:
-    """How negative the eigenvalues of a torus are, over its largest. Zero where there is nothing but rounding."""
-    spectrum = covariance.spectrum().detach()
-    values = spectrum
-    if covariance.num_dense != (1, 1):
-        if covariance.num_dense[0] != covariance.num_dense[1]:
-            return 0.0
-        values = torch.linalg.eigvalsh(by_frequency(spectrum, len(covariance.torus)))
-    share = float(-values.amin() / values.amax())
-    return share if share > _NEGATIVE else 0.0

@@ -27,6 +27,7 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.kernels.interpolated import InterpolatedGridKernel
+from gpytorch_gaps.linalg.factors import entrywise, same_kind
 from gpytorch_gaps.operators import (
     KernelRowsOperator,
     KhatriRaoOperator,
@@ -171,14 +172,15 @@ def hadamard(first: LinearOperator, second: LinearOperator) -> LinearOperator:
     """Entry-wise product: factor by factor where both have factors on the same cells, else dense."""
     if not _share_cells(first, second):
         return to_linear_operator(to_dense(first) * to_dense(second))
-    return first.with_factors([f * g for f, g in zip(first.factors, second.factors, strict=True)])
+    return first.with_factors([entrywise(f, g) for f, g in zip(first.factors, second.factors, strict=True)])
 
 
 def _share_cells(a: LinearOperator, b: LinearOperator) -> bool:
     """Whether two covariances have Kronecker (or Khatri-Rao) factors on the same cells."""
     if isinstance(a, SelectedKroneckerOperator) and isinstance(b, SelectedKroneckerOperator):
         same_shapes = a.row_shape == b.row_shape and a.col_shape == b.col_shape
-        return same_shapes and same_values(a.row_index, b.row_index) and same_values(a.col_index, b.col_index)
+        alike = same_shapes and all(map(same_kind, a.factors, b.factors))
+        return alike and same_values(a.row_index, b.row_index) and same_values(a.col_index, b.col_index)
     if isinstance(a, KhatriRaoOperator) and isinstance(b, KhatriRaoOperator):
         same_shapes = a.col_shape == b.col_shape and a.transposed == b.transposed
         return same_shapes and same_values(a.col_index, b.col_index)

@@ -97,8 +97,15 @@ class CirculantOperator(LinearOperator):
     @property
     def is_symmetric(self) -> bool:
         """Whether rows and columns are the same places."""
-        pairs = zip(self.row_positions, self.col_positions, strict=True)
-        return self.num_dense[0] == self.num_dense[1] and all(_equal(a, b) for a, b in pairs)
+        alike = all(map(_equal, self.row_positions, self.col_positions))
+        return self.num_dense[0] == self.num_dense[1] and alike
+
+    def is_like(self, other: "CirculantOperator") -> bool:
+        """Whether rows and columns are on the same places of the same torus as those of another."""
+        if self.torus != other.torus or self.num_dense != other.num_dense:
+            return False
+        sides = (*self.row_positions, *self.col_positions), (*other.row_positions, *other.col_positions)
+        return all(map(_equal, *sides))
 
     @property
     def product_flops(self) -> float:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.circulant import CirculantOperator
+from gpytorch_gaps.linalg.circulant import CirculantOperator, by_frequency
 
 Factor = Tensor | CirculantOperator
+_NEGATIVE_ROUNDING = 1e-10  # of the largest eigenvalue
 
 
 def all_dense(factors: Iterable[Factor]) -> bool:
@@ -29,6 +30,18 @@ def leaf(factor: Factor) -> Tensor:
 def with_leaf(factor: Factor, tensor: Tensor) -> Factor:
     """A factor of the same kind made of another tensor."""
     return factor.with_table(tensor) if isinstance(factor, CirculantOperator) else tensor
+
+
+def same_kind(first: Factor, second: Factor) -> bool:
+    """Whether two factors are matrices, or on the same places of the same torus."""
+    if isinstance(first, CirculantOperator) and isinstance(second, CirculantOperator):
+        return first.is_like(second)
+    return torch.is_tensor(first) and torch.is_tensor(second)
+
+
+def entrywise(first: Factor, second: Factor) -> Factor:
+    """The entry-wise product of factors of the same kind."""
+    return with_leaf(first, leaf(first) * leaf(second))
 
 
 def factor_entries(factor: Factor, rows: Tensor, columns: Tensor, batch: tuple[Any, ...] = (...,)) -> Tensor:
@@ -89,6 +102,19 @@ def symmetric_part(factor: Factor) -> Factor:
     """``(K + K') / 2``."""
     tensor, dim = leaf(factor), len(factor.shape) - 2
     return with_leaf(factor, 0.5 * (tensor + tensor.transpose(dim, dim + 1)))
+
+
+def negative_share(factor: CirculantOperator) -> float:
+    """How negative the eigenvalues of a torus are, over the largest: zero where there is nothing but rounding.
+
+    A torus that is positive definite has a root. It is not, where the padding is short of what a smooth covariance
+    with a long range takes.
+    """
+    values = factor.spectrum().detach()
+    if factor.num_dense != (1, 1):
+        values = torch.linalg.eigvalsh(by_frequency(values, len(factor.torus)))
+    share = float(-values.amin() / values.amax())
+    return share if share > _NEGATIVE_ROUNDING else 0.0
 
 
 def operator_product_flops(factors: Sequence[Factor], order: Iterable[int], num_rhs: int) -> float:

@@ -1,5 +1,6 @@
 """LinearOperators over the solvers: thin faces that plug into GPyTorch's conjugate gradients and Lanczos."""
 
+from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.interpolation import GridInterpolation
 from gpytorch_gaps.operators.fill_gaps import FillGapsOperator
 from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
@@ -18,6 +19,7 @@ from gpytorch_gaps.operators.selected_kronecker_sum import (
 )
 
 __all__ = [
+    "CirculantOperator",
     "FillGapsOperator",
     "GridInterpolation",
     "InterpolatedKroneckerAddedDiagOperator",

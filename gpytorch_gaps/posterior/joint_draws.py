@@ -3,6 +3,7 @@
 A covariance is a sum of terms, and a draw is a sum of independent draws. For ``K = (x) K_i`` with ``K_i = R_i R_i'``:
 
     test points on the grid        f = (x) R_i z holds both
+    on blocks of axes              the root of a torus, by FFT; rows of it are the observations and the test points
     on a grid of their own         R_i of ``[[K_i(a, a), K_i(a, t)], [K_i(t, a), K_i(t, t)]]``: its rows a give the
                                    observations, its rows t the test points, from the same z
     scattered                      f_* = B z + w, with B[q] = (x) K_i(x_q, a) R_i^+' the part of a point that the grid
@@ -23,6 +24,7 @@ from linear_operator.operators import LinearOperator, RootLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.autograd.kernel_root import directions, kernel_root
+from gpytorch_gaps.linalg.factors import Factor, all_dense
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells
@@ -31,6 +33,7 @@ from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
+from gpytorch_gaps.posterior.wide_roots import has_two_roots, joint_covariance, wide_root
 from gpytorch_gaps.utils.tensors import same_values
 
 _GridOperator = SelectedKroneckerOperator | InterpolatedKroneckerOperator
@@ -136,9 +139,9 @@ def _term(
             # cells of a part of the training grid are those of the whole only in their own covariance
             if prior.row_shape == train.row_shape and (here or not alike):
                 return _OnGrid(prior, train)
-            if alike:
+            if alike and all(map(has_two_roots, cross.factors)):
                 return _OnTwoGrids(prior, cross, train)
-        elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed:
+        elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed and all_dense(train.factors):
             return _Scattered(prior, cross, train, memory)
     if (
         isinstance(train, RootLinearOperator)
@@ -167,14 +170,19 @@ class _OnGrid:
     """The process on the grid, at cells of it or interpolated."""
 
     def __init__(self, prior: _GridOperator, train: _GridOperator) -> None:
+        self._train, self._test, self._rotations = train, prior, None
         # factors of the prior: those of the observations may be detached
-        self._roots = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
-        self._train, self._test = train, prior
-        self._rotations = _rotations(self._roots)
-        self.sizes = [math.prod(train.row_shape)]
+        if all_dense(prior.factors):
+            self._roots: list[Factor] = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
+            self._rotations = _rotations(self._roots)
+            self.sizes = [math.prod(train.row_shape)]
+        else:
+            self._roots = [wide_root(factor).to(train.dtype) for factor in prior.factors]
+            self.sizes = [math.prod(root.size(-1) for root in self._roots)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        grid = kron_matmul(self._roots, kron_matmul(self._rotations, normals[0]))
+        z = normals[0] if self._rotations is None else kron_matmul(self._rotations, normals[0])
+        grid = kron_matmul(self._roots, z)
         return _at_rows(grid, self._train), _at_rows(grid, self._test)
 
 
@@ -189,12 +197,19 @@ class _OnTwoGrids:
     def __init__(
         self, prior: SelectedKroneckerOperator, cross: SelectedKroneckerOperator, train: SelectedKroneckerOperator
     ) -> None:
-        sides = zip(train.factors, cross.factors, prior.factors, strict=True)
+        sides = list(zip(train.factors, cross.factors, prior.factors, strict=True))
+        self._train_index, self._test_index, self._rotations = train.row_index, prior.row_index, None
+        if not all_dense(cross.factors):
+            pairs = [_twowide_roots(*factors) for factors in sides]
+            self._train_roots, self._test_roots = (
+                [own.to(train.dtype) for own in part] for part in zip(*pairs, strict=True)
+            )
+            self.sizes = [math.prod(root.size(-1) for root in self._train_roots)]
+            return
         roots = [_joint_root(*factors).to(train.dtype) for factors in sides]
         sizes = train.row_shape
         self._train_roots = [root[..., :size, :] for root, size in zip(roots, sizes, strict=True)]
         self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
-        self._train_index, self._test_index = train.row_index, prior.row_index
         numbers = math.prod(root.size(-2) for root in roots)
         # where both grids differ on several axes, the product of all sizes may be far too large
         few = numbers <= _MOST_NUMBERS_PER_CELL * (math.prod(train.row_shape) + math.prod(prior.row_shape))
@@ -242,7 +257,7 @@ class _Dense:
     def __init__(self, prior: LinearOperator, cross: LinearOperator, train: LinearOperator, memory: float) -> None:
         self._rows = train.size(-1)
         _check_memory("draws of a kernel without a grid", self._rows + prior.size(-1), memory)
-        self._root = kernel_root(_joint(to_dense(train), to_dense(cross), to_dense(prior)))[0].to(train.dtype)
+        self._root = kernel_root(joint_covariance(to_dense(train), to_dense(cross), to_dense(prior)))[0].to(train.dtype)
         self.sizes = [self._root.size(-2)]
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,14 +269,7 @@ def _joint_root(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
     if train.shape == cross.shape and torch.equal(train, cross) and torch.equal(train, prior):  # the axis itself
         root, _ = kernel_root(prior)
         return torch.cat([root, root], -2)
-    return kernel_root(_joint(train, cross, prior))[0]
-
-
-def _joint(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
-    """``[[K_XX, K_X*], [K_*X, K_**]]``, in float64."""
-    batch = torch.broadcast_shapes(*(block.shape[:-2] for block in (train, cross, prior)))
-    train, cross, prior = (block.double().expand(*batch, *block.shape[-2:]) for block in (train, cross, prior))
-    return torch.cat([torch.cat([train, cross.mT], -1), torch.cat([cross, prior], -1)], -2)
+    return kernel_root(joint_covariance(train, cross, prior))[0]
 
 
 def _rotations(roots: Sequence[Tensor]) -> list[Tensor]:

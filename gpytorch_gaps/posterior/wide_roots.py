@@ -1,0 +1,51 @@
+"""Roots of the factors of a prior for draws: symmetric ones of matrices, and those of a torus, by FFT."""
+
+import warnings
+
+import torch
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from gpytorch_gaps.autograd.kernel_root import circulant_root, symmetric_root
+from gpytorch_gaps.linalg.circulant import CirculantOperator
+from gpytorch_gaps.linalg.factors import Factor, negative_share
+
+
+def wide_root(factor: Factor) -> Factor:
+    """A root with as many columns as there are normal numbers to a draw: a symmetric one, or that of a torus."""
+    if not isinstance(factor, CirculantOperator):
+        return symmetric_root(factor)
+    share = negative_share(factor)
+    if share:
+        warnings.warn(
+            f"draws: the padding of {' x '.join(map(str, factor.torus))} places is too short for the range of the "
+            f"kernel. Eigenvalues down to {-share:.1e} of the largest are taken as zero, so that covariances of draws "
+            "are off by that order. Try: shorter length-scales, or one kernel per axis.",
+            NumericalWarning,
+            stacklevel=2,
+        )
+    return circulant_root(factor)
+
+
+def has_two_roots(cross: Factor) -> bool:
+    """Whether a torus holds rows and columns: they have the same levels on the dense axis."""
+    return torch.is_tensor(cross) or cross.num_dense[0] == cross.num_dense[1]
+
+
+def _twowide_roots(train: Factor, cross: Factor, prior: Factor) -> tuple[Factor, Factor]:
+    """Roots of both blocks of a joint covariance, from the same normal numbers."""
+    if not isinstance(cross, CirculantOperator):
+        assert torch.is_tensor(train)
+        assert torch.is_tensor(prior)
+        root = symmetric_root(joint_covariance(train, cross, prior))
+        return root[..., : train.size(-1), :], root[..., train.size(-1) :, :]
+    sides = cross.row_positions, cross.col_positions
+    test, observed = (CirculantOperator(cross.table, torus=cross.torus, row_positions=side) for side in sides)
+    return wide_root(observed), wide_root(test)
+
+
+def joint_covariance(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
+    """``[[K_XX, K_X*], [K_*X, K_**]]``, in float64."""
+    batch = torch.broadcast_shapes(*(block.shape[:-2] for block in (train, cross, prior)))
+    train, cross, prior = (block.double().expand(*batch, *block.shape[-2:]) for block in (train, cross, prior))
+    return torch.cat([torch.cat([train, cross.mT], -1), torch.cat([cross, prior], -1)], -2)
