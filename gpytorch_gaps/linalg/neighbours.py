@@ -197,7 +197,7 @@ class _Table:
 
     def cells(self, level: Tensor, place: Tensor) -> Tensor:
         """shape: (q,) and (candidates,) -> (q, candidates)"""
-        return self.added[torch.searchsorted(self.kept, level)].index_select(-1, place)
+        return self.added[torch.searchsorted(self.kept, level).unsqueeze(-1), place]
 
 
 @dataclass(frozen=True)

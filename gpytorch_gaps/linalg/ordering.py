@@ -73,7 +73,7 @@ def _bisected(corr: Tensor) -> Tensor:
 
     For a periodic kernel, the multiples of a period are nearly one level, and this distance may be smallest at a large
     k. Smaller k then have that distance too: their levels are one generation, in a scattered order. Bisected all the
-    same, an axis with a daily cycle takes up to three times as many iterations.
+    same, hours with a daily cycle that fades within weeks take up to three times as many iterations.
     """
     depth = (len(corr) - 1).bit_length()
     level = torch.arange(len(corr), device=corr.device)
