@@ -43,6 +43,12 @@ def periodic(n, length=0.7):
     return torch.exp(-2.0 * torch.sin(torch.pi * (x[:, None] - x)).square() / length**2)
 
 
+def toeplitz(lags):
+    """The matrix of an axis that is given by lag; a matrix as it is."""
+    level = torch.arange(len(lags), device=lags.device)
+    return lags[(level.unsqueeze(-1) - level).abs()] if lags.dim() == 1 else lags
+
+
 def ard(n, lengths=(0.4, 1.1, 0.7), seed=0):
     """A grouped axis: n scattered points of several input columns, one length each."""
     x = torch.randn(n, len(lengths), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

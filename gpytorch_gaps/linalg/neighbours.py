@@ -4,8 +4,15 @@
 Combinations of the first places in these orders are then looked up, the most correlated first. Only correlations are
 used, so levels may be labels.
 
+An axis is a matrix, or a vector by lag: see :mod:`gpytorch_gaps.linalg.axis_correlations`. On a long axis by lag, the
+places are steps from a level to others. They are the same for all levels, and are sorted once.
+
 >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
 >>> correlated_rows([K], torch.tensor([0, 2, 3]), 2)  # the neighbours of row 0 (cell 0) are rows 1 and 2 (cells 2, 3)
+tensor([[1, 2],
+        [2, 0],
+        [1, 0]])
+>>> correlated_rows([torch.exp(-torch.arange(5.0))], torch.tensor([0, 2, 3]), 2)  # the same, by lag
 tensor([[1, 2],
         [2, 0],
         [1, 0]])
@@ -18,35 +25,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.linalg.axis_correlations import axis_entries, correlations
 from gpytorch_gaps.linalg.products import kron_diagonal
-from gpytorch_gaps.linalg.selection import kron_entries, unravel
+from gpytorch_gaps.linalg.selection import unravel
 
 _CANDIDATES_PER_NEIGHBOUR = (4, 16, 64)  # cells that are looked up for each neighbour wanted, round by round
 _MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
 _CHUNK_NUMBERS = 2**20  # numbers in memory at a time: 8 MiB of int64, about what a cache holds
+_MAX_TABULATED = 1024  # levels of an axis by lag, up to which each has places of its own: none lies beyond an end
+_NO_CELL = -(2**50)  # so far below zero that no other axis makes a cell of it
 _COMPARED_WITH_ALL = 512  # first rows of an ordering, which are compared with every earlier row
-
-
-def correlations(factors: Sequence[Tensor]) -> list[Tensor]:
-    """``|corr_i|`` of the levels of every axis, one on the diagonal. shape: (m_i, m_i) each"""
-    return [_correlation(factor) for factor in factors]
-
-
-def _correlation(factor: Tensor) -> Tensor:
-    size = factor.diagonal().clamp_min(0.0).sqrt()
-    scale = torch.where(size > 0, 1.0 / size, 0.0)
-    return (factor * scale.unsqueeze(-1) * scale).abs().clamp_max(1.0).fill_diagonal_(1.0)
 
 
 def correlated_rows(factors: Sequence[Tensor], index: Tensor, count: int) -> Tensor:
     """For each observation, the rows of up to `count` others, the most correlated first.
 
-    :param factors: K_i, or their correlations, shape (m_i, m_i) each.
+    :param factors: K_i, or their correlations, shape (m_i, m_i) or by lag (m_i,) each.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
     :param count: number of neighbours.
     :return: rows, -1 where fewer neighbours are found among the cells looked up, shape (N, count).
     """
-    search = _Search.of([_correlation(factor) for factor in factors], index)
+    search = _Search.of(correlations(factors), index)
     rows = torch.arange(len(index), device=index.device)
     return search.nearest(rows, torch.full_like(rows, len(index)), count)
 
@@ -56,7 +55,7 @@ def earlier_rows(
 ) -> Tensor:
     """For each observation, the rows of up to `count` observations that come earlier in an ordering.
 
-    :param corr: ``|corr_i|`` of every axis, shape (m_i, m_i) each.
+    :param corr: ``|corr_i|`` of every axis, shape (m_i, m_i) or by lag (m_i,) each.
     :param generation: of every level, shape (m_i,) each: see :mod:`gpytorch_gaps.linalg.ordering`. The neighbours of an
         observation are looked for on the sub-grid of the generations that are not later than its own.
     :param rank: place of each observation in the ordering, shape (N,).
@@ -83,11 +82,12 @@ def earlier_rows(
 class _Search:
     """A look-up of the most correlated cells of a grid, or of a sub-grid of it.
 
-    :param corr: ``|corr_i|`` of every axis.
+    :param corr: ``|corr_i|`` of every axis, a matrix or by lag.
     :param index: flat cell of each row.
     :param rank: of each row; a neighbour must have a lower one than is asked for.
-    :param row_of: row of each cell, -1 for gaps; of rows that share a cell, the first in rank.
-    :param kept: the levels of the sub-grid on each axis.
+    :param row_of: row of each cell, -1 for gaps; of rows that share a cell, the first in rank. After the last cell,
+        there is one more gap: a cell -1 is no cell.
+    :param kept: the levels of the sub-grid on each axis; of an axis by lag, all multiples of one number.
     """
 
     corr: Sequence[Tensor]
@@ -99,19 +99,19 @@ class _Search:
     @classmethod
     def of(cls, corr: Sequence[Tensor], index: Tensor, rank: Tensor | None = None) -> "_Search":
         rank = torch.arange(len(index), device=index.device) if rank is None else rank
-        num_cells = math.prod(matrix.size(-1) for matrix in corr)
-        first = torch.full((num_cells,), len(index), dtype=torch.long, device=index.device)
+        num_cells = math.prod(len(axis) for axis in corr)
+        first = torch.full((num_cells + 1,), len(index), dtype=torch.long, device=index.device)
         first = first.scatter_reduce(0, index, rank, "amin")
         row_of = torch.full_like(first, -1)
         is_first = rank == first[index]
         rows = torch.arange(len(index), device=index.device)
         row_of = row_of.scatter_reduce(0, index, torch.where(is_first, rows, -1), "amax")
-        kept = [torch.arange(matrix.size(-1), device=index.device) for matrix in corr]
+        kept = [torch.arange(len(axis), device=index.device) for axis in corr]
         return cls(corr, index, rank, row_of, kept)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(matrix.size(-1) for matrix in self.corr)
+        return tuple(len(axis) for axis in self.corr)
 
     def on_subgrid(self, kept: Sequence[Tensor]) -> "_Search":
         return _Search(self.corr, self.index, self.rank, self.row_of, kept)
@@ -119,7 +119,9 @@ class _Search:
     def nearest_of_all(self, rows: Tensor, count: int) -> Tensor:
         """For each of some rows, given in order, the most correlated rows before it. shape: (q,) -> (q, count)"""
         levels = unravel(self.index[rows], self.shape)
-        pairs = kron_entries(self.corr, [level.unsqueeze(-1) for level in levels], levels)
+        pairs = math.prod(
+            axis_entries(axis, own.unsqueeze(-1), own) for axis, own in zip(self.corr, levels, strict=True)
+        )
         place = torch.arange(len(rows), device=rows.device)
         earlier = torch.where(place < place.unsqueeze(-1), pairs, -1.0)
         values, places = earlier.topk(min(count, len(rows)), dim=-1)
@@ -134,47 +136,95 @@ class _Search:
         :param below: rank that a neighbour must be below, shape (q,).
         :return: rows, -1 where fewer are found, shape (q, count).
         """
-        tables, typical = self._tables()
-        best = typical.topk(min(_CANDIDATES_PER_NEIGHBOUR[-1] * count, len(typical))).indices
-        places = unravel(best, [table.size(-1) for table in tables])
+        axes = self._places()
+        typical = kron_diagonal([axis.typical for axis in axes])
+        best = typical.sort(descending=True, stable=True).indices[: _CANDIDATES_PER_NEIGHBOUR[-1] * count]
+        places = unravel(best, [len(axis.typical) for axis in axes])
         result = torch.full((len(rows), count), -1, dtype=torch.long, device=rows.device)
         todo = torch.arange(len(rows), device=rows.device)
         for per_neighbour in _CANDIDATES_PER_NEIGHBOUR:
             width = min(per_neighbour * count, len(best))
             for part in todo.split(max(1, _CHUNK_NUMBERS // width)):
                 own = [place[:width] for place in places]
-                result[part] = self._look_up(rows[part], below[part], count, tables, own)
+                result[part] = self._look_up(rows[part], below[part], count, axes, own)
             todo = todo[result[todo, -1] < 0]
             if width == len(best) or not len(todo):
                 break
         return result
 
-    def _tables(self) -> tuple[list[Tensor], Tensor]:
-        """Per axis: for every level, what the levels most correlated with it add to the number of a cell.
-
-        And the typical correlation of each combination of places. shape: (m_i, w_i) each, and (prod w_i,)
-        """
+    def _places(self) -> list["_Table | _Steps"]:
+        """What is looked up on each axis."""
         most = max(2, int(_MAX_COMBINATIONS ** (1.0 / len(self.shape))))
-        tables, means = [], []
-        for axis, (matrix, kept) in enumerate(zip(self.corr, self.kept, strict=True)):
-            values, places = matrix[kept][:, kept].topk(min(most, len(kept)), dim=-1)
-            stride = math.prod(self.shape[axis + 1 :])
-            table = torch.zeros(matrix.size(-1), values.size(-1), dtype=torch.long, device=kept.device)
-            tables.append(table.index_copy_(0, kept, kept[places] * stride))
-            means.append(values.mean(-2))
-        return tables, kron_diagonal(means)
+        places: list[_Table | _Steps] = []
+        for axis, (corr, kept) in enumerate(zip(self.corr, self.kept, strict=True)):
+            kind = _Steps if corr.dim() == 1 and len(kept) > _MAX_TABULATED else _Table
+            places.append(kind.of(corr, kept, most, math.prod(self.shape[axis + 1 :])))
+        return places
 
     def _look_up(
-        self, rows: Tensor, below: Tensor, count: int, tables: Sequence[Tensor], places: Sequence[Tensor]
+        self, rows: Tensor, below: Tensor, count: int, axes: Sequence["_Table | _Steps"], places: Sequence[Tensor]
     ) -> Tensor:
         """The first `count` candidates that are observed and come before. shape: (q,) -> (q, count)"""
         cells = torch.zeros((), dtype=torch.long, device=rows.device)
-        for table, level, place in zip(tables, unravel(self.index[rows], self.shape), places, strict=True):
-            cells = cells + table[level].index_select(-1, place)
-        found = self.row_of[cells]  # shape: (q, candidates)
+        for axis, level, place in zip(axes, unravel(self.index[rows], self.shape), places, strict=True):
+            cells = cells + axis.cells(level, place)
+        found = self.row_of[cells.clamp_min_(-1)]  # shape: (q, candidates)
         fits = (found >= 0) & (self.rank[found] < below.unsqueeze(-1)) & (found != rows.unsqueeze(-1))
         number = fits.cumsum(-1)
         # those beyond `count`, and all that do not fit, go to a last column that is dropped
         target = torch.where(fits & (number <= count), number - 1, count)
         result = torch.full((len(rows), count + 1), -1, dtype=torch.long, device=rows.device)
         return result.scatter_(-1, target, found)[:, :count]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The levels of an axis most correlated with each level.
+
+    :param kept: the levels of the sub-grid, ascending, shape (n,).
+    :param added: what the level at a place adds to the number of a cell, shape (n, w).
+    :param typical: mean correlation at each place, shape (w,).
+    """
+
+    kept: Tensor
+    added: Tensor
+    typical: Tensor
+
+    @classmethod
+    def of(cls, corr: Tensor, kept: Tensor, most: int, stride: int) -> "_Table":
+        values, places = axis_entries(corr, kept.unsqueeze(-1), kept).topk(min(most, len(kept)), dim=-1)
+        return cls(kept, kept[places] * stride, values.mean(-2))
+
+    def cells(self, level: Tensor, place: Tensor) -> Tensor:
+        """shape: (q,) and (candidates,) -> (q, candidates)"""
+        return self.added[torch.searchsorted(self.kept, level).unsqueeze(-1), place]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Steps along a regular axis, from any level to those most correlated with it.
+
+    :param steps: in levels, to both sides, shape (w,).
+    :param typical: correlation at each step, shape (w,).
+    :param length: number of levels of the axis.
+    :param stride: what one level adds to the number of a cell.
+    """
+
+    steps: Tensor
+    typical: Tensor
+    length: int
+    stride: int
+
+    @classmethod
+    def of(cls, corr: Tensor, kept: Tensor, most: int, stride: int) -> "_Steps":
+        # the levels kept are multiples of one number, so their lags are the same multiples. Of equals, the shorter
+        values, places = corr[kept].sort(descending=True, stable=True)
+        lags = kept[places[: most // 2 + 1]]
+        both = torch.stack([lags, -lags], -1).flatten()[1:]  # lag 0 comes first, and once
+        return cls(both[:most], values.repeat_interleave(2)[1 : len(both) + 1][:most], len(corr), stride)
+
+    def cells(self, level: Tensor, place: Tensor) -> Tensor:
+        """Below -1 beyond the ends, whatever other axes add. shape: (q,) and (candidates,) -> (q, candidates)"""
+        reached = level.unsqueeze(-1) + self.steps[place]
+        inside = (reached >= 0) & (reached < self.length)
+        return torch.where(inside, reached * self.stride, _NO_CELL)

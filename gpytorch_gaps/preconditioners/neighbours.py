@@ -21,7 +21,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.neighbours import correlations, earlier_rows
+from gpytorch_gaps.linalg.axis_correlations import correlations, relative_change
+from gpytorch_gaps.linalg.neighbours import earlier_rows
 from gpytorch_gaps.linalg.ordering import coarse_to_fine, generations
 from gpytorch_gaps.linalg.sparse_columns import SparseColumns
 
@@ -37,7 +38,7 @@ class NeighbourLists:
 
     :param rows: of the neighbours, -1 for none, shape (N, k).
     :param rank: place of each observation in the ordering, shape (N,).
-    :param corr: ``|corr_i|`` of every axis that they were found with, shape (m_i, m_i) each.
+    :param corr: ``|corr_i|`` of every axis that they were found with, shape (m_i, m_i) or by lag (m_i,) each.
     """
 
     rows: Tensor
@@ -45,21 +46,33 @@ class NeighbourLists:
     corr: Sequence[Tensor] = ()
 
     def still_serve(self, factors: Sequence[Tensor]) -> bool:
-        """Whether the correlations along all axes are still close to those the neighbours were found with."""
-        changes = [(new - old).norm() / old.norm() for new, old in zip(correlations(factors), self.corr, strict=True)]
+        """Whether the correlations along all axes are still close to those the neighbours were found with.
+
+        :param factors: K_i, shape (m_i, m_i) or by lag (m_i,) each. An axis that has become another kind of axis is not
+            compared: new neighbours are found.
+        """
+        pairs = list(zip(correlations(factors), self.corr, strict=True))
+        if any(new.dim() != old.dim() for new, old in pairs):
+            return False
+        changes = [relative_change(new, old) for new, old in pairs]
         return bool(torch.stack(changes).max() <= _MOVED)
 
 
 def neighbour_lists(factors: Sequence[Tensor], index: Tensor, count: int) -> NeighbourLists:
     """The neighbours of observed cells under a Kronecker product, in a coarse-to-fine ordering.
 
-    :param factors: K_i, shape (m_i, m_i) each. Only their correlations count.
+    :param factors: K_i, shape (m_i, m_i) each. Only their correlations count. Of a stationary kernel on a regular axis,
+        a vector of shape (m_i,) will do: entry l is the covariance of two levels that are l apart. No matrix is formed
+        for it, so the axis may have millions of levels.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
     :param count: neighbours of each observation, at most.
 
     >>> lists = neighbour_lists([torch.eye(3) + 1.0], torch.arange(3), 1)
     >>> lists.rows.shape, sorted(lists.rank.tolist())
     (torch.Size([3, 1]), [0, 1, 2])
+    >>> by_lag = torch.exp(-0.1 * torch.arange(100_000.0))
+    >>> neighbour_lists([by_lag], torch.arange(0, 100_000, 2), 4).rows.shape  # every second level is a gap
+    torch.Size([50000, 4])
     """
     corr = correlations(factors)
     generation = generations(corr)

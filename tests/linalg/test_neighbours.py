@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gpytorch_gaps.linalg import neighbours
 from gpytorch_gaps.linalg.neighbours import correlated_rows
 from tests import _dense as dense
 
@@ -11,15 +12,21 @@ SHAPES = {
     "two axes": [dense.matern32(12, 0.5), dense.se(10)],
     "labels": [dense.ard(7), dense.matern32(9)],
     "three axes": [dense.matern32(6), dense.matern32(5), dense.periodic(4)],
+    "by lag": [3.0 * dense.matern32(30)[0]],
+    "two axes, by lag": [dense.matern32(12, 0.5)[0], dense.se(10)[0]],
+    "labels and lags": [dense.ard(7), dense.matern32(9)[0]],
+    "three axes, by lag": [dense.matern32(6)[0], dense.matern32(5), dense.periodic(4)[0]],
 }
 
 
 @pytest.mark.parametrize("case", SHAPES)
-def test_the_most_correlated_observations_come_first(case):
+@pytest.mark.parametrize("tabulated", [1024, 1])
+def test_the_most_correlated_observations_come_first(case, tabulated, monkeypatch):
     """Of a stationary kernel on a grid without gaps, away from its edges, no other is more correlated."""
+    monkeypatch.setattr(neighbours, "_MAX_TABULATED", tabulated)
     factors = SHAPES[case]
     index = dense.observed("random", tuple(len(factor) for factor in factors), 0.3)
-    covariance = dense.select(dense.kron(factors), index)
+    covariance = dense.select(dense.kron([dense.toeplitz(factor) for factor in factors]), index)
     rows = correlated_rows(factors, index, 5)
     assert rows.shape == (len(index), 5)
     for row, found in enumerate(rows):
@@ -31,11 +38,29 @@ def test_the_most_correlated_observations_come_first(case):
     assert float(found.sum()) >= 0.9 * float(best.sum())
 
 
-def test_too_few_observations_leave_places_empty():
+@pytest.mark.parametrize("kind", ["matrix", "by lag", "by lag, long"])
+def test_too_few_observations_leave_places_empty(kind, monkeypatch):
+    monkeypatch.setattr(neighbours, "_MAX_TABULATED", 1 if "long" in kind else 1024)
     index = torch.tensor([3, 8])
-    rows = correlated_rows([dense.matern32(12)], index, 4)
+    several, one = (dense.matern32(size) if kind == "matrix" else dense.matern32(size)[0] for size in (12, 1))
+    rows = correlated_rows([several], index, 4)
     assert [sorted(found) for found in rows.tolist()] == [[-1, -1, -1, 1], [-1, -1, -1, 0]]
-    assert correlated_rows([dense.matern32(1)], torch.tensor([0]), 3).tolist() == [[-1, -1, -1]]
+    assert correlated_rows([one], torch.tensor([0]), 3).tolist() == [[-1, -1, -1]]
+
+
+def test_beyond_the_ends_of_an_axis_there_are_no_cells(monkeypatch):
+    """Along a row of the grid, the cell after the last is the first of the next row: it is no neighbour of the last."""
+    monkeypatch.setattr(neighbours, "_MAX_TABULATED", 1)
+    labels, lags = torch.tensor([[1.0, 0.1], [0.1, 1.0]]), torch.tensor([1.0, 0.9, 0.8, 0.7])
+    for row, found in enumerate(correlated_rows([labels, lags], torch.arange(8), 3).tolist()):
+        assert sorted([row, *found]) == ([0, 1, 2, 3] if row < 4 else [4, 5, 6, 7])
+
+
+def test_lags_that_do_not_decrease(monkeypatch):
+    monkeypatch.setattr(neighbours, "_MAX_TABULATED", 1)
+    lags = torch.tensor([1.0, 0.1, 0.2, 0.05, 0.9, 0.3, 0.01])
+    rows = correlated_rows([lags], torch.arange(7), 2)
+    assert rows[[0, 1, 5, 6]].tolist() == [[4, 5], [5, 6], [1, 0], [2, 1]]  # at lags 4 and 5
 
 
 def test_a_kernel_that_is_zero_somewhere():

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpytorch_gaps.linalg import neighbours as search
 from gpytorch_gaps.preconditioners import neighbours
 from gpytorch_gaps.preconditioners.neighbours import NeighbourLists, NeighbourPreconditioner, neighbour_lists
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
@@ -104,6 +105,18 @@ def test_every_device_gives_the_same(device):
     assert dense.relative(own.solve(x.to(device)).cpu(), expected.solve(x)) < 1e-12
     assert dense.relative(own.matmul(x.to(device)).cpu(), expected.matmul(x)) < 1e-12
     assert dense.relative(own.logdet().cpu(), expected.logdet()) < 1e-12
+
+
+@devices
+@pytest.mark.parametrize("tabulated", [1024, 1])
+def test_lists_by_lag_are_the_same_on_every_device(device, tabulated, monkeypatch):
+    monkeypatch.setattr(search, "_MAX_TABULATED", tabulated)
+    monkeypatch.setattr(search, "_COMPARED_WITH_ALL", 10)
+    lags, labels, index = dense.matern32(40, 0.1)[0], dense.ard(3), dense.observed("random", (40, 3))
+    expected = neighbour_lists([lags, labels], index, 4)
+    own = neighbour_lists([lags.to(device), labels.to(device)], index.to(device), 4)
+    assert torch.equal(own.rank.cpu(), expected.rank)
+    assert torch.equal(own.rows.cpu(), expected.rows)
 
 
 # -- with few --------------------------------------------------------------------------------------------------------
@@ -247,3 +260,46 @@ def test_what_is_no_covariance_is_refused(value):
     lists = neighbour_lists([dense.matern32(3)], torch.arange(3), 2)
     with pytest.raises(ValueError, match=r"covariance: got .* expected a positive definite matrix"):
         NeighbourPreconditioner(lambda rows, columns: matrix[rows, columns], torch.zeros(1, dtype=torch.float64), lists)
+
+
+# -- axes by lag -----------------------------------------------------------------------------------------------------
+
+
+def condition(axis, lags, noise):
+    """Of ``U' A U`` for a series with 30 % gaps and eight neighbours, which are found from the axis in some form."""
+    index = dense.observed("random", (len(lags),), 0.3)
+    matrix, own = dense.select(dense.toeplitz(lags), index), torch.tensor([noise], dtype=torch.float64)
+    lists = neighbour_lists([axis], index, 8)
+    u = root(NeighbourPreconditioner(lambda rows, columns: matrix[rows, columns], own, lists))
+    values = torch.linalg.eigvalsh(u.mT @ (matrix + noise * dense.identity(len(index))) @ u)
+    return float(values[-1] / values[0])
+
+
+def by_lag(size, length):
+    """Matern-3/2, with a length-scale in levels."""
+    lag = torch.arange(size, dtype=torch.float64) * 3**0.5 / length
+    return (1.0 + lag) * torch.exp(-lag)
+
+
+SERIES = [(860, length, noise) for length in (3.0, 30.0, 300.0) for noise in (1e-2, 1e-4)]
+
+
+@pytest.mark.parametrize(("size", "length", "noise"), [*SERIES, (3_000, 30.0, 1e-2)])
+def test_neighbours_by_lag_are_as_good_as_those_of_the_matrix(size, length, noise):
+    """The longest axis is searched by steps: it has more levels than are tabulated."""
+    lags = by_lag(size, length)
+    assert condition(lags, lags, noise) <= 1.5 * condition(dense.toeplitz(lags), lags, noise) < 15.0
+
+
+@pytest.mark.parametrize(("length", "serve"), [(30.0, True), (40.0, True), (300.0, False)])
+def test_lists_by_lag_serve_as_long_as_those_of_the_matrix(length, serve):
+    index, new = torch.arange(0, 100, 3), by_lag(100, length)
+    for form in (torch.Tensor.clone, dense.toeplitz):
+        lists = neighbour_lists([form(by_lag(100, 30.0))], index, 3)
+        assert lists.still_serve([2.0 * form(new)]) == serve
+
+
+def test_lists_do_not_serve_another_kind_of_axis():
+    lags = by_lag(10, 3.0)
+    assert not neighbour_lists([lags], torch.arange(10), 3).still_serve([dense.toeplitz(lags)])
+    assert not neighbour_lists([dense.toeplitz(lags)], torch.arange(10), 3).still_serve([lags])
