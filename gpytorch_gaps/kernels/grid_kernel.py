@@ -211,7 +211,7 @@ class GappyGridKernel(GridKernel):
                 if not same:
                     return None
                 raise ValueError(no_fast_product(kernel, axes, own))
-            factors.append(block_factor(kernel, own, other, lattice, not self._learns(), **params))
+            factors.append(block_factor(kernel, own, other, lattice, not self.training, **params))
         return self._in_one_precision(factors)
 
     def _in_one_precision(self, factors: list[Factor]) -> list[Factor]:

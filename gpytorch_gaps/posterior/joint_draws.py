@@ -33,7 +33,7 @@ from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
-from gpytorch_gaps.posterior.wide_roots import has_two_roots, joint_covariance, wide_root
+from gpytorch_gaps.posterior.wide_roots import has_two_roots, joint_covariance, two_wide_roots, wide_root
 from gpytorch_gaps.utils.tensors import same_values
 
 _GridOperator = SelectedKroneckerOperator | InterpolatedKroneckerOperator
@@ -200,7 +200,7 @@ class _OnTwoGrids:
         sides = list(zip(train.factors, cross.factors, prior.factors, strict=True))
         self._train_index, self._test_index, self._rotations = train.row_index, prior.row_index, None
         if not all_dense(cross.factors):
-            pairs = [_twowide_roots(*factors) for factors in sides]
+            pairs = [two_wide_roots(*factors) for factors in sides]
             self._train_roots, self._test_roots = (
                 [own.to(train.dtype) for own in part] for part in zip(*pairs, strict=True)
             )

@@ -32,7 +32,7 @@ def has_two_roots(cross: Factor) -> bool:
     return torch.is_tensor(cross) or cross.num_dense[0] == cross.num_dense[1]
 
 
-def _twowide_roots(train: Factor, cross: Factor, prior: Factor) -> tuple[Factor, Factor]:
+def two_wide_roots(train: Factor, cross: Factor, prior: Factor) -> tuple[Factor, Factor]:
     """Roots of both blocks of a joint covariance, from the same normal numbers."""
     if not isinstance(cross, CirculantOperator):
         assert torch.is_tensor(train)
