@@ -44,11 +44,23 @@ def entrywise(first: Factor, second: Factor) -> Factor:
     return with_leaf(first, leaf(first) * leaf(second))
 
 
-def factor_entries(factor: Factor, rows: Tensor, columns: Tensor, batch: tuple[Any, ...] = (...,)) -> Tensor:
-    """Some entries, for positions that broadcast. Differentiable. shape: (*batch, *positions)"""
+def row_places(factor: Factor, levels: Tensor) -> list[Tensor]:
+    """Where rows lie on the axes that a factor spans: what :func:`entries_at` asks for, worked out once a row."""
+    return factor.row_places(levels) if isinstance(factor, CirculantOperator) else [levels]
+
+
+def col_places(factor: Factor, levels: Tensor) -> list[Tensor]:
+    """Likewise, of columns."""
+    return factor.col_places(levels) if isinstance(factor, CirculantOperator) else [levels]
+
+
+def entries_at(
+    factor: Factor, rows: Sequence[Tensor], columns: Sequence[Tensor], batch: tuple[Any, ...] = (...,)
+) -> Tensor:
+    """Some entries between places, which broadcast. Differentiable. shape: (*batch, *positions)"""
     if isinstance(factor, CirculantOperator):
-        return factor.entries(rows, columns, batch)
-    return factor[(*batch, rows, columns)]
+        return factor.entries_at(rows, columns, batch)
+    return factor[(*batch, rows[0], columns[0])]
 
 
 def factor_axes(factor: Factor) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ Cells are numbered with the last axis fastest.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from gpytorch_gaps.linalg.factors import Factor, factor_entries
+from gpytorch_gaps.linalg.factors import Factor, col_places, entries_at, row_places
 
 
 def select_cells(x: Tensor, index: Tensor) -> Tensor:
@@ -37,9 +38,20 @@ def kron_entries(factors: Sequence[Factor], rows: Sequence[Tensor], columns: Seq
 
     shape: (*batch, q_i, m_i) and any positions -> (*batch, *positions)
     """
-    value = factor_entries(factors[0], rows[0], columns[0])
+    sides = list(map(row_places, factors, rows)), list(map(col_places, factors, columns))
+    return kron_entries_at(factors, *sides)
+
+
+def kron_entries_at(
+    factors: Sequence[Factor],
+    rows: Sequence[Sequence[Tensor]],
+    columns: Sequence[Sequence[Tensor]],
+    batch: tuple[Any, ...] = (...,),
+) -> Tensor:
+    """Entries of a Kronecker product between places on every factor, which broadcast. shape: (*batch, *positions)"""
+    value = entries_at(factors[0], rows[0], columns[0], batch)
     for factor, row, column in zip(factors[1:], rows[1:], columns[1:], strict=True):
-        value = value * factor_entries(factor, row, column)
+        value = value * entries_at(factor, row, column, batch)
     return value
 
 

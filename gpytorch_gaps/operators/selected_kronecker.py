@@ -7,8 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.factors import Factor, factor_entries
-from gpytorch_gaps.linalg.selection import kron_block, kron_entries, select_cells, spread_cells, unravel
+from gpytorch_gaps.linalg.factors import Factor, col_places, row_places
+from gpytorch_gaps.linalg.selection import (
+    kron_block,
+    kron_entries,
+    kron_entries_at,
+    select_cells,
+    spread_cells,
+    unravel,
+)
 from gpytorch_gaps.operators.base import KroneckerCovarianceOperator, check_factors, check_index
 from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import cast_entries
@@ -99,13 +106,12 @@ class SelectedKroneckerOperator(KroneckerCovarianceOperator):
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         """An entry is a product of one entry of each factor."""
-        rows = [level[row_index] for level in unravel(self.row_index, self.row_shape)]
-        cols = [level[col_index] for level in unravel(self.col_index, self.col_shape)]
-        first, *others = zip(self._expanded().factors, rows, cols, strict=True)
-        value = factor_entries(*first, batch_indices)
-        for factor, row, col in others:
-            value = value * factor_entries(factor, row, col, batch_indices)
-        return cast_entries(value, self.dtype)
+        factors = self._expanded().factors
+        rows = [row_places(*own) for own in zip(factors, unravel(self.row_index, self.row_shape), strict=True)]
+        cols = [col_places(*own) for own in zip(factors, unravel(self.col_index, self.col_shape), strict=True)]
+        some_rows = [[place[row_index] for place in own] for own in rows]
+        some_cols = [[place[col_index] for place in own] for own in cols]
+        return cast_entries(kron_entries_at(factors, some_rows, some_cols, batch_indices), self.dtype)
 
     def _diagonal(self) -> Tensor:
         rows, cols = unravel(self.row_index, self.row_shape), unravel(self.col_index, self.col_shape)

@@ -21,6 +21,7 @@ from gpytorch_gaps.linalg.factors import (
     factor_axes,
     leaf,
     row_norm_squared,
+    row_places,
     symmetric_part,
 )
 from gpytorch_gaps.linalg.products import cast_without_denormals, kron_matmul, product_flops
@@ -112,6 +113,10 @@ class KroneckerTerm:
     def block(self, index: Tensor) -> Tensor:
         """``W K W'``, dense. shape: (*batch, N, N)"""
         return kron_block(self.factors(), index, index)
+
+    def places(self, index: Tensor) -> list[list[Tensor]]:
+        """Where cells lie on the axes that every factor spans. shape: (N,) each"""
+        return [row_places(*own) for own in zip(self.factors(), unravel(index, self.shape), strict=True)]
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""

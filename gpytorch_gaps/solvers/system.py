@@ -9,14 +9,14 @@ dense factors, preconditioners and plans.
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gaps.linalg.selection import kron_entries, select_cells, spread_cells, unravel
+from gpytorch_gaps.linalg.selection import kron_entries_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.utils.threads import threads_for
@@ -170,13 +170,10 @@ class NoisySystem:
         """Some entries of the matrix without D, for positions that broadcast. shape: (*batch, *positions)"""
         total: Any = 0.0
         for term in self.terms:
-            own, other = ([level[side] for level in self._levels(term.shape)] for side in (rows, columns))
-            total = total + kron_entries(term.factors(), own, other)
+            places = self.cached(("places", term), partial(term.places, self.train_index))
+            own, other = ([[place[side] for place in every] for every in places] for side in (rows, columns))
+            total = total + kron_entries_at(term.factors(), own, other)
         return total if self.other is None else total + self.other.entries(rows, columns)
-
-    def _levels(self, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Level of every observation on each axis. shape: (N,) each"""
-        return self.cached(("levels", shape), lambda: unravel(self.train_index, shape))
 
     def cholesky(self) -> Tensor:
         """Cholesky factor of the whole matrix, computed once. Cost: N^3 / 3. shape: (*batch, N, N)"""
