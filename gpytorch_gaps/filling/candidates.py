@@ -5,6 +5,7 @@
 | distances | Matern or squared exponential; with several columns, one length-scale per column |
 | distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
 | labels | a free covariance of low rank that starts from the empirical correlations |
+| regular axes of space, side by side | one Matern kernel of the distance in the plane, or on the sphere |
 """
 
 import copy
@@ -22,12 +23,17 @@ from torch import Tensor
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.learn import Candidate
 from gpytorch_gaps.filling.model import ProductTerm, positive
+from gpytorch_gaps.kernels import SphereKernel
+from gpytorch_gaps.kernels.blocks import regular_positions
 
 _SMOOTH = math.inf  # the roughness of a squared exponential
 _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squared exponential"}
 _LABEL_RANK = 5  # of free covariances
 _LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
 _MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
+_SPACE = ("number", "latitude", "longitude", "position")  # kinds of axes
+_MAX_BLOCK = 3  # axes of space
+_SAME_DEGREE = 1.1  # ratio of the longest to the shortest degree of longitude, up to which latitudes are a plane
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +97,15 @@ def candidates(task: KernelTask) -> list[Candidate]:
     def near_and_far(near: int) -> list[ProductTerm]:
         return [*(make(_SMOOTH, 0.4 * i, 0.3 * variance / near) for i in range(near)), make(0.5, 0.8, 0.7 * variance)]
 
+    space = spatial_block(task)
+    by_distance: list[Candidate] = [
+        (f"{_NAMES[roughness]} {space.words}", partial(_isotropic_terms, task, space, roughness))
+        for roughness in (0.5, 1.5, 2.5)
+        if space is not None
+    ]
     return [
         *singles,
+        *by_distance,
         ("squared exponential near, Matern-1/2 far", partial(near_and_far, 1)),
         ("squared exponentials near, Matern-1/2 far", partial(near_and_far, 2)),
         *((f"squared exponentials of {count} scales", partial(scales, count)) for count in (3, 4)),
@@ -114,6 +127,69 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
         else:
             kernels.append(_distance_kernel(axis, roughness, share, shortest, periods if share >= 0.2 else ()))
     return ProductTerm(kernels, scale)
+
+
+# -- kernels of the distance -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpatialBlock:
+    """Regular axes of space, side by side, whose kernel is one of the distance.
+
+    :param axes: their numbers.
+    :param on_sphere: whether they are latitude and longitude where a degree of longitude is not the same everywhere.
+    """
+
+    axes: tuple[int, ...]
+    on_sphere: bool
+
+    @property
+    def words(self) -> str:
+        return "on the sphere" if self.on_sphere else "of the distance"
+
+
+def spatial_block(task: KernelTask) -> SpatialBlock | None:
+    """The first run of two or three axes of space that are regular, without cycles or kernels of the user's."""
+    runs: list[list[int]] = [[]]
+    for number, axis in enumerate(task.axes):
+        free = task.given[number] is None and not task.periods[number] and axis.size > 1
+        if free and axis.kind in _SPACE and _is_regular(axis):
+            runs[-1].append(number)
+        else:
+            runs.append([])
+    run = next((tuple(own[:_MAX_BLOCK]) for own in runs if len(own) > 1), None)
+    if run is None:
+        return None
+    kinds = [task.axes[number].kind for number in run]
+    if kinds == ["latitude", "longitude"]:
+        degree = np.cos(np.radians(task.axes[run[0]].points))
+        return SpatialBlock(run, bool(degree.max() > _SAME_DEGREE * degree.min()))
+    return SpatialBlock(run, False)
+
+
+def _is_regular(axis: Axis) -> bool:
+    points = torch.from_numpy(axis.points.squeeze(-1)).double()
+    return regular_positions(points, points) is not None
+
+
+def _isotropic_terms(task: KernelTask, space: SpatialBlock, roughness: float) -> list[ProductTerm]:
+    """A Matern kernel of the distance, with one length-scale per axis in the plane, times the kernels of other axes."""
+    whole = _term(task, roughness, 0.5, task.variance)
+    axes = [task.axes[number] for number in space.axes]
+    if space.on_sphere:
+        base = MaternKernel(nu=roughness, lengthscale_constraint=positive())
+        base.lengthscale = math.radians(_between(axes[0], 0.5))
+        kernel: Kernel = SphereKernel(base)
+    else:
+        kernel = MaternKernel(nu=roughness, ard_num_dims=len(axes), lengthscale_constraint=positive())
+        kernel.lengthscale = torch.tensor([_between(axis, 0.5) for axis in axes])
+    others = [number for number in range(len(task.axes)) if number not in space.axes]
+    order = sorted([space.axes, *((number,) for number in others)])
+    kernels = [kernel.double() if axes == space.axes else whole.kernels[axes[0]] for axes in order]
+    return [ProductTerm(kernels, task.variance, order)]
+
+
+# -- kernels of one axis ---------------------------------------------------------------------------------------------
 
 
 def _initialized(kernel: Kernel, axis: Axis, share: float) -> Kernel:

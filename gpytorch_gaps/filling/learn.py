@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
@@ -77,6 +78,7 @@ class WindowTensors:
 
     grid: CartesianGrid
     picks: list[Tensor]
+    points: Tensor
     index: Tensor
     y: Tensor
     residual: Tensor
@@ -87,7 +89,16 @@ class WindowTensors:
         columns = window.cells.unbind(-1)
         picks = [torch.eye(size, dtype=torch.float64)[c] for size, c in zip(grid.shape, columns, strict=True)]
         index = grid.ravel(columns)
-        return cls(grid, picks, index, window.values, window.values - mean(grid.points(index)))
+        points = grid.points(index)
+        return cls(grid, picks, points, index, window.values, window.values - mean(points))
+
+    def covariance(self, kernel: Kernel, axes: Sequence[int]) -> Tensor:
+        """Of a kernel on an axis, or a block of axes, at the observations. shape: (N, N)"""
+        if len(axes) == 1:
+            pick = self.picks[axes[0]]
+            return pick @ kernel(self.grid.axes[axes[0]]).to_dense() @ pick.mT
+        columns = slice(self.grid.columns[axes[0]].start, self.grid.columns[axes[-1]].stop)
+        return kernel(self.points[:, columns]).to_dense()
 
 
 class WindowLogLikelihood(ExactMarginalLogLikelihood):
@@ -117,10 +128,8 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
         """shape: (N, N)"""
         covariance = self.likelihood.noise * torch.eye(len(window.y), dtype=torch.float64)
         for term in self._terms:
-            first, *others = (kernel(x).to_dense() for kernel, x in zip(term.kernels, window.grid.axes, strict=True))
-            factors = [term.scale * first, *others]  # the scale times a small matrix
-            spread = [pick @ factor @ pick.mT for pick, factor in zip(window.picks, factors, strict=True)]
-            covariance = covariance + math.prod(spread[1:], start=spread[0])
+            factors = map(window.covariance, term.kernels, term.blocks)
+            covariance = covariance + term.scale * math.prod(factors, start=torch.ones(()))
         return covariance
 
 

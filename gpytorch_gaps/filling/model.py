@@ -1,4 +1,4 @@
-"""The model that ``fill_gaps`` learns: an ordinary ExactGP whose kernel is a sum of products over axes.
+"""The model that ``fill_gaps`` learns: an ordinary ExactGP whose kernel is a sum of products over axes, or blocks.
 
     k(x, x') = Σ_t s_t Π_i k_ti(x_i, x_i')
 
@@ -39,12 +39,14 @@ def positive(least: float = 0.0) -> GreaterThan:
 class ProductTerm(torch.nn.Module):
     """``s Π_i k_i``, not bound to a grid: windows and the whole grid share its parameters.
 
-    :param kernels: one kernel per axis.
+    :param kernels: one kernel per axis, or per block of axes.
     :param scale: the initial value of s.
+    :param blocks: the axes of each kernel. Default: one each.
     """
 
-    def __init__(self, kernels: Sequence[Kernel], scale: float) -> None:
+    def __init__(self, kernels: Sequence[Kernel], scale: float, blocks: Sequence[Sequence[int]] | None = None) -> None:
         super().__init__()
+        self.blocks = tuple(map(tuple, blocks)) if blocks else tuple((axis,) for axis in range(len(kernels)))
         self.kernels = torch.nn.ModuleList(kernels)
         self.raw_outputscale = torch.nn.Parameter(torch.tensor(math.log(scale), dtype=torch.float64))
 
@@ -54,7 +56,9 @@ class ProductTerm(torch.nn.Module):
 
     def on(self, grid: CartesianGrid) -> ScaleKernel:
         """The term as a kernel on a grid, with the same parameters, not copies of them."""
-        kernel = ScaleKernel(GappyGridKernel(list(self.kernels), grid), outputscale_constraint=positive())
+        kernel = ScaleKernel(
+            GappyGridKernel(list(self.kernels), grid, blocks=self.blocks), outputscale_constraint=positive()
+        )
         kernel.raw_outputscale = self.raw_outputscale
         return kernel
 

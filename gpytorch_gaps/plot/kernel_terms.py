@@ -64,8 +64,14 @@ class AxisKernel:
     @property
     def length_scales(self) -> list[float]:
         """Length-scales in units of the axis, one per kernel or column; those of periodic kernels have no unit."""
-        kernels = [module for module in self.modules() if isinstance(module, Kernel) and module.has_lengthscale]
-        return _first_members([kernel.lengthscale for kernel in kernels if not isinstance(kernel, PeriodicKernel)])
+        found = []
+        for kernel in self.kernels:
+            columns = kernel.columns if isinstance(kernel, _AlongAxis) else slice(None)
+            for module in kernel.modules():
+                if isinstance(module, Kernel) and module.has_lengthscale and not isinstance(module, PeriodicKernel):
+                    ard = module.lengthscale.size(-1) > 1
+                    found.append(module.lengthscale[..., columns] if ard else module.lengthscale)
+        return _first_members(found)
 
     @property
     def periods(self) -> list[float]:
@@ -119,7 +125,7 @@ def describe(kernel: Any) -> str:
 def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
     """Expands by the distributive law, as `kernels.composite` does; scales do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
-        return [(kernel.grid, [AxisKernel((own,)) for own in kernel.kernels])]
+        return [(kernel.grid, list(_axis_kernels(kernel)))]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):
         return _terms(kernel.base_kernel, columns, host)
     if isinstance(kernel, AdditiveKernel | ProductKernel):
@@ -127,6 +133,36 @@ def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> lis
         return reduce(add if isinstance(kernel, AdditiveKernel) else _products, children)
     inside = [module for module in kernel.modules() if isinstance(module, GappyGridKernel)]
     return [term for part in inside or as_grid_kernels(kernel, columns, host) for term in _terms(part, columns, host)]
+
+
+class _AlongAxis(Kernel):
+    """The kernel of a block of axes along one of them: the coordinates of the others are equal.
+
+    :param kernel: on all columns of the block.
+    :param columns: of the axis, within the block.
+    :param width: columns of the block.
+    """
+
+    def __init__(self, kernel: Kernel, columns: slice, width: int) -> None:
+        super().__init__()
+        self.kernel, self.columns, self.width = kernel, columns, width
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        return self.kernel(self._wide(x1), self._wide(x2), diag=diag, **params)
+
+    def _wide(self, x: Tensor) -> Tensor:
+        wide = x.new_zeros(*x.shape[:-1], self.width)
+        wide[..., self.columns] = x
+        return wide
+
+
+def _axis_kernels(kernel: GappyGridKernel) -> Iterator[AxisKernel]:
+    for own, axes in zip(kernel.kernels, kernel.blocks, strict=True):
+        start, stop = kernel.grid.columns[axes[0]].start, kernel.grid.columns[axes[-1]].stop
+        for axis in axes:
+            columns = kernel.grid.columns[axis]
+            here = slice(columns.start - start, columns.stop - start)
+            yield AxisKernel((own if len(axes) == 1 else _AlongAxis(own, here, stop - start),))
 
 
 def _products(first: list[_Term], second: list[_Term]) -> list[_Term]:
