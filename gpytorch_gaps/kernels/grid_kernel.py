@@ -211,7 +211,10 @@ class GappyGridKernel(GridKernel):
                 if not same:
                     return None
                 raise ValueError(no_fast_product(kernel, axes, own))
-            factors.append(block_factor(kernel, own, other, lattice, not self.training, **params))
+            if lattice is None and len(axes) == 1:
+                factors.append(covariance_in_float64(kernel, own[0], other[0], **params))
+            else:
+                factors.append(block_factor(kernel, own, other, lattice, not self.training, **params))
         return self._in_one_precision(factors)
 
     def _in_one_precision(self, factors: list[Factor]) -> list[Factor]:

@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 from linear_operator.operators import (
     AddedDiagLinearOperator,
-    ConstantDiagLinearOperator,
     DiagLinearOperator,
     LinearOperator,
     ZeroLinearOperator,
@@ -22,7 +21,7 @@ from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.eigen import KroneckerEigen, factored_if_cheaper
 from gpytorch_gaps.linalg.factors import Factor, leaf
 from gpytorch_gaps.linalg.products import kron_matmul, product_flops
-from gpytorch_gaps.operators.sums import add
+from gpytorch_gaps.operators.sums import add, as_diagonal, check_batches
 from gpytorch_gaps.operators.upstream import solve_matrix
 from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import full_float32
@@ -252,14 +251,6 @@ def check_factors(name: str, factors: Sequence[Factor], square: bool) -> None:
     check_batches(f"{name}: factors", *(factor.shape[:-2] for factor in factors))
 
 
-def check_batches(name: str, *shapes: torch.Size) -> None:
-    try:
-        torch.broadcast_shapes(*shapes)
-    except RuntimeError as error:
-        came = ", ".join(str(tuple(shape)) for shape in shapes)
-        raise ValueError(f"{name}: got batch shapes {came}, expected ones that broadcast") from error
-
-
 _checked = WeakTensorKeyDictionary()  # index -> (number of cells, version) for which it was found valid
 
 
@@ -287,21 +278,6 @@ def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...],
             "CartesianGrid.index_of gives -1 for points off the grid"
         )
     _checked[index] = state
-
-
-def as_diagonal(operator: LinearOperator, diag: float | Tensor) -> DiagLinearOperator:
-    """The diagonal that ``operator.add_diagonal(diag)`` adds: constant for a single value, else one entry per row."""
-    if not operator.is_square:
-        raise ValueError(f"add_diagonal: got an operator of shape {tuple(operator.shape)}, expected a square one")
-    rows, batch = operator.size(-1), operator.batch_shape
-    if not torch.is_tensor(diag):
-        diag = torch.tensor(float(diag), dtype=operator.dtype, device=operator.device)
-    check_batches("add_diagonal: diag", batch, diag.shape[:-1])
-    if diag.dim() == 0 or diag.size(-1) == 1:
-        return ConstantDiagLinearOperator(diag.expand(*batch, 1), diag_shape=rows)
-    if diag.size(-1) != rows:
-        raise ValueError(f"add_diagonal: diag: got shape {tuple(diag.shape)}, expected (), (1,) or ({rows},)")
-    return DiagLinearOperator(diag.expand(*batch, rows))
 
 
 def _as_columns(vectors: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.linalg.factors import Factor
-from gpytorch_gaps.operators.base import as_diagonal
 from gpytorch_gaps.operators.estimates import quadratic_form
 from gpytorch_gaps.operators.implicit_solve import ImplicitSolve
 from gpytorch_gaps.operators.likelihood import likelihood_terms
 from gpytorch_gaps.operators.low_rank import low_rank_operator
+from gpytorch_gaps.operators.sums import as_diagonal
 from gpytorch_gaps.operators.upstream import solve_for_upstream, upstream_result
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.reports import report_logdet, report_solve

@@ -18,11 +18,11 @@ from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from gpytorch_gaps.linalg.factors import Factor, all_dense
-from gpytorch_gaps.operators.base import KroneckerFactorsOperator, as_diagonal
+from gpytorch_gaps.operators.base import KroneckerFactorsOperator
 from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKroneckerOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
-from gpytorch_gaps.operators.sums import register_sum
+from gpytorch_gaps.operators.sums import as_diagonal, register_sum
 from gpytorch_gaps.operators.traces import entries_of
 from gpytorch_gaps.solvers.interpolated_system import InterpolatedSystem
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
