@@ -1,8 +1,8 @@
 """Regressions of points of a grid on the most correlated observations.
 
-For a point of value f, with covariances g to noisy observations ``y_J``, ``b = (K_JJ + D_J)^-1 g``. What ``b'y_J`` leaves
-of f has the variance ``t = var f - 2 b'g + b'(K_JJ + D_J) b``. It is computed as written, so that it holds for the
-coefficients as they are rounded and stored. Estimates from draws then cover only what neighbours leave.
+For a point of value f, with covariances g to noisy observations ``y_J``, ``b = (K_JJ + D_J)^-1 g``. What ``b'y_J``
+leaves of f has the variance ``t = var f - 2 b'g + b'(K_JJ + D_J) b``. It is computed as written, so that it holds for
+the coefficients as they are rounded and stored. Estimates from draws then cover only what neighbours leave.
 
 Points of a small tile of the grid share J, and so one factorisation: for the same work, a point has more neighbours.
 An observation i in J that is itself regressed, on the others, takes ``b = -p / p_i`` with ``p`` its column of
@@ -23,10 +23,11 @@ from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
 
-_NUM_NEIGHBOURS = 256  # at most
+_NUM_NEIGHBOURS = 320  # at most
 _LEAST_NEIGHBOURS = 8
-_TILE_POINTS = 16  # that share their neighbours
-_FLOPS = 4e11  # for all factorisations: some seconds on a core
+_TILE_POINTS = (64, 16, 4, 1)  # that may share their neighbours
+_NEIGHBOURS_PER_POINT = 4  # of a tile, at least: those of few neighbours lie around its middle
+_FLOPS = 1e11  # for all factorisations: about ten seconds on a core
 _SHARE_OF_MEMORY = 0.5  # for coefficients
 _CHUNK_BYTES = 2.0**25  # matrices that are factorised together, with what is made on the way to them
 _BYTES_PER_ENTRY = 64  # of such a matrix
@@ -93,8 +94,7 @@ def regressions(
     if kernel is None or first is None or not _has_entries(cross) or cross.batch_shape:
         return Regressions.on_nothing(variance)
     factors = [factor.detach().double() for factor in first.factors]
-    centres, members = tiles(factors, first.row_index if cells is None else cells, _TILE_POINTS)
-    count = _num_neighbours(members, train.size(-1), memory)
+    centres, members, count = _shared(factors, first.row_index if cells is None else cells, train.size(-1), memory)
     rows = correlated_rows_of(factors, first.row_index, centres, count)
     noise = train._diag_tensor._diagonal().detach().double()
     regression = _Regression(summands(kernel), summands(cross), noise, variance.detach(), cells is None)
@@ -110,11 +110,16 @@ def regressions(
     return Regressions(members, rows.clamp_min(0), coefficients, left)
 
 
-def _num_neighbours(members: Tensor, num_rows: int, memory: float) -> int:
-    """As many as memory for the coefficients and time for the factorisations allow."""
-    by_memory = _SHARE_OF_MEMORY * memory / (4 * max(1, members.numel()))
-    by_flops = (3.0 * _FLOPS / max(1, len(members))) ** (1.0 / 3.0)
-    return int(min(num_rows, _NUM_NEIGHBOURS, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
+def _shared(factors: Sequence[Tensor], cells: Tensor, num_rows: int, memory: float) -> tuple[Tensor, Tensor, int]:
+    """Centres and members of tiles, and as many neighbours as memory for coefficients, and time, allow."""
+    for size in _TILE_POINTS:
+        centres, members = tiles(factors, cells, size)
+        by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel())
+        by_flops = (3.0 * _FLOPS / len(members)) ** (1.0 / 3.0)
+        count = int(min(num_rows, _NUM_NEIGHBOURS, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
+        if count >= min(num_rows, _NEIGHBOURS_PER_POINT * size):
+            break
+    return centres, members, count
 
 
 @dataclass(frozen=True)
