@@ -15,6 +15,7 @@ from gpytorch_gaps.linalg.circulant import CirculantOperator, by_frequency
 
 Factor = Tensor | CirculantOperator
 _NEGATIVE_ROUNDING = 1e-10  # of the largest eigenvalue
+_SHORT_AXIS = 2048  # levels of a regular axis up to which all pairs of them are compared
 
 
 def all_dense(factors: Iterable[Factor]) -> bool:
@@ -68,11 +69,22 @@ def factor_axes(factor: Factor) -> tuple[int, ...]:
     return factor.row_axes if isinstance(factor, CirculantOperator) else (factor.size(-1),)
 
 
-def axis_covariances(factor: Factor) -> list[Tensor]:
-    """Covariances along every axis that a factor spans, the levels of all others being equal; the mean over a batch.
+def axis_covariances(factors: Iterable[Factor]) -> list[Tensor]:
+    """Covariances along every axis that factors span, the levels of all others being equal; the mean over a batch.
 
-    A matrix (m, m), or a vector (m,) by lag along a regular axis with a stationary covariance.
+    A matrix (m, m), or a vector (m,) by lag along a long regular axis with a stationary covariance.
     """
+    every = [own for factor in factors for own in _axis_covariances(factor)]
+    return [toeplitz(own) if own.dim() == 1 and len(own) <= _SHORT_AXIS else own for own in every]
+
+
+def toeplitz(lags: Tensor) -> Tensor:
+    """The matrix of covariances by lag. shape: (m,) -> (m, m)"""
+    level = torch.arange(len(lags), device=lags.device)
+    return lags[(level.unsqueeze(-1) - level).abs()]
+
+
+def _axis_covariances(factor: Factor) -> list[Tensor]:
     tensor = leaf(factor).detach()
     batch = len(factor.shape) - 2
     mean = tensor.flatten(0, batch - 1).mean(0) if batch else tensor

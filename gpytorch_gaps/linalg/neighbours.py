@@ -27,13 +27,14 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.axis_correlations import axis_entries, correlations
 from gpytorch_gaps.linalg.products import kron_diagonal
-from gpytorch_gaps.linalg.selection import unravel
+from gpytorch_gaps.linalg.selection import ravel, unravel
 
 _CANDIDATES_PER_NEIGHBOUR = (4, 16, 64)  # cells that are looked up for each neighbour wanted, round by round
 _MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
 _CHUNK_NUMBERS = 2**20  # numbers in memory at a time: 8 MiB of int64, about what a cache holds
 _MAX_TABULATED = 1024  # levels of an axis by lag, up to which each has places of its own: none lies beyond an end
 _NO_CELL = -(2**50)  # so far below zero that no other axis makes a cell of it
+_COARSER = 4  # times as far apart are the levels of each coarser sub-grid on which rows are looked for
 _COMPARED_WITH_ALL = 512  # first rows of an ordering, which are compared with every earlier row
 
 
@@ -47,6 +48,57 @@ def correlated_rows(factors: Sequence[Tensor], index: Tensor, count: int) -> Ten
     """
     search = _Search.of(correlations(factors), index)
     rows = torch.arange(len(index), device=index.device)
+    return search.nearest(rows, torch.full_like(rows, len(index)), count)
+
+
+def correlated_rows_of(factors: Sequence[Tensor], index: Tensor, cells: Tensor, count: int) -> Tensor:
+    """For each of some cells, gaps among them, the rows of up to `count` observations, the most correlated first.
+
+    Around cells with too few observations among those looked up, in the middle of large gaps, coarser and coarser
+    sub-grids are searched, which reach farther.
+
+    :param factors: K_i, or their correlations, shape (m_i, m_i), or by lag (m_i,), each.
+    :param index: flat cell of each observation, last axis fastest, shape (N,).
+    :param cells: flat cells, which may be observed: their own row then comes first. shape (Q,).
+    :param count: number of neighbours.
+    :return: rows, -1 where fewer are found, shape (Q, count).
+
+    >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
+    >>> correlated_rows_of([K], torch.tensor([0, 2, 3]), torch.tensor([4, 2]), 2)
+    tensor([[2, 1],
+            [1, 2]])
+    """
+    corr = correlations(factors)
+    result, step = _rows_around(corr, index, cells, count, 1), _COARSER
+    while step < max(len(matrix) for matrix in corr):
+        missing = (result[:, -1] < 0).nonzero().squeeze(-1)
+        if not len(missing):
+            break
+        kept = [torch.arange(0, len(matrix), step, device=index.device) for matrix in corr]
+        nearest = [_nearest_of(own, some, step) for own, some in zip(corr, kept, strict=True)]
+        levels = unravel(cells[missing], [len(matrix) for matrix in corr])
+        moved = [own[level] for own, level in zip(nearest, levels, strict=True)]
+        some, inverse = ravel(moved, [len(matrix) for matrix in corr]).unique(return_inverse=True)
+        found = _rows_around(corr, index, some, count, step)[inverse]
+        more = (found >= 0).sum(-1) > (result[missing] >= 0).sum(-1)
+        result[missing[more]] = found[more]
+        step *= _COARSER
+    return result
+
+
+def _nearest_of(corr: Tensor, kept: Tensor, step: int) -> Tensor:
+    """For every level of an axis, the most correlated of those that are kept: every so-manieth. shape: (m,)"""
+    if corr.dim() == 2:
+        return kept[corr[:, kept].argmax(-1)]
+    level = torch.arange(len(corr), device=corr.device)
+    return kept[((level + step // 2) // step).clamp_max(len(kept) - 1)]
+
+
+def _rows_around(corr: Sequence[Tensor], index: Tensor, cells: Tensor, count: int, step: int) -> Tensor:
+    """The rows nearest to some cells among those of every so-manieth level of each axis. shape: (Q, count)"""
+    together = torch.cat([index, cells])  # the cells as rows that come after all observations
+    search = _Search.of(corr, together).on_subgrid([torch.arange(0, len(c), step, device=c.device) for c in corr])
+    rows = torch.arange(len(index), len(together), device=index.device)
     return search.nearest(rows, torch.full_like(rows, len(index)), count)
 
 

@@ -16,25 +16,21 @@ From draws       of w, with covariance A, and ``u = A^-1 w``, with covariance A^
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
-from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.linalg.neighbours import correlated_rows
-from gpytorch_gaps.linalg.selection import kron_entries, unravel
-from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.posterior.drawn_variance import ASKED_FOR, quantile_of_draws
 from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
 from gpytorch_gaps.posterior.parts import PosteriorParts, chunks
-from gpytorch_gaps.posterior.train_covariance import UNSQUARED_TOLERANCE, summands
-from gpytorch_gaps.posterior.variance import ASKED_FOR, closed_form, quantile_of_draws, why_not_exact
+from gpytorch_gaps.posterior.regressions import regressions
+from gpytorch_gaps.posterior.train_covariance import UNSQUARED_TOLERANCE
+from gpytorch_gaps.posterior.variance import closed_form, why_not_exact
 from gpytorch_gaps.reports import VarianceReport, one_report
 from gpytorch_gaps.solvers.solve import Solved
 from gpytorch_gaps.utils.precision import full_float32
 
-_NUM_NEIGHBOURS = 24  # that an observation is regressed on
 _CLOSED_FORM_ERROR = 1e-4  # relative error up to which the closed form is used
 
 
@@ -113,88 +109,26 @@ def _solved_units(parts: PosteriorParts, rows: Tensor, tolerance: float) -> Iter
 # -- from draws ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Regressions:
-    """Regressions of every observation on its neighbours: rows, coefficients and residual variance t."""
-
-    rows: Tensor  # shape: (N, m)
-    coefficients: Tensor  # shape: (N, m)
-    left: Tensor  # shape: (*batch, N)
-
-    def residuals(self, draws: Tensor) -> Tensor:
-        """``w_i - b'w_J``. shape: (*batch, N, n)"""
-        result = draws.clone()
-        for rows, coefficients in zip(self.rows.unbind(-1), self.coefficients.unbind(-1), strict=True):
-            result -= coefficients.unsqueeze(-1) * draws[..., rows, :]
-        return result
-
-
 def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
     """Estimates, and the relative error that 95 % of them stay within. shape: (*batch, N) each"""
-    train, regressions = parts.train, _regressions(parts.train, parts.config.memory)
-    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells, parts.config.memory)
+    train, memory = parts.train, parts.config.memory
+    variance = train._linear_op._diagonal().double() + train._diag_tensor._diagonal().double()
+    local = regressions(train, train._linear_op, variance, None, memory)
+    joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells, memory)
     size = parts.columns_at_once(2 * joint.size + 8 * train.shape[:-1].numel())
-    rest, missed = torch.zeros_like(regressions.left), torch.zeros_like(regressions.left[..., :1])
+    rest, missed = torch.zeros_like(local.left), torch.zeros_like(local.left[..., :1])
     noise = train._diag_tensor._diagonal().double().unsqueeze(-1)
     with one_report():
         for columns in chunks(count, size, "leaving out, from samples", unit="draw"):
             observed, _ = joint.draw(normal_columns(joint.sizes, columns.stop - columns.start, train))
             observed = observed.double()
             solved = train.solve_columns(observed, parts.observed.config_for(count))
-            beyond = solved.solution - regressions.residuals(observed) / regressions.left.unsqueeze(-1)
+            beyond = solved.solution - (observed - local.fitted(observed)) / local.left.unsqueeze(-1)
             rest += beyond.square().sum(-1) / count
             missed += (solved.residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
-    diagonal = 1.0 / regressions.left + rest
+    diagonal = 1.0 / local.left + rest
     share = rest / diagonal  # the part that is estimated
     # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation takes its share
     of_solves = 2.0 * (share * missed).sqrt() + missed + parts.config.tolerance
     # predictions use 1 / c, whose mean is higher by the square of the standard error
     return diagonal / (1.0 - 2.0 / count * share.square()), quantile_of_draws(count) * share + of_solves
-
-
-def _regressions(train: LinearOperator, memory: float) -> _Regressions:
-    """Regressions on the most correlated neighbours; on none in a batch, or for kernels without single entries."""
-    noise = train._diag_tensor._diagonal().double()
-    variance = train._linear_op._diagonal().double() + noise
-    nothing = torch.zeros(noise.size(-1), 0, device=noise.device)
-    terms = summands(train._linear_op)
-    known = all(isinstance(op, SelectedKroneckerOperator | RootLinearOperator | DenseLinearOperator) for op in terms)
-    first = next((op for op in terms if isinstance(op, SelectedKroneckerOperator)), None)
-    if train.batch_shape or first is None or not known:
-        return _Regressions(nothing.long(), nothing.double(), variance)
-    rows = correlated_rows([factor.double() for factor in first.factors], first.row_index, _NUM_NEIGHBOURS)
-    size = int(max(1, memory // (64 * _NUM_NEIGHBOURS**2)))
-    chunks = [_regress(terms, noise, variance, rows, slice(i, i + size)) for i in range(0, len(rows), size)]
-    coefficients, left = (torch.cat(some) for some in zip(*chunks, strict=True))
-    return _Regressions(rows.clamp_min(0), coefficients, left)
-
-
-def _regress(
-    terms: Sequence[LinearOperator], noise: Tensor, variance: Tensor, neighbours: Tensor, some: slice
-) -> tuple[Tensor, Tensor]:
-    """Coefficients and residual variances of some observations. Missing neighbours (-1) get a coefficient of zero."""
-    missing, rows = neighbours[some] < 0, neighbours[some].clamp_min(0)
-    own = torch.arange(len(neighbours), device=rows.device)[some].unsqueeze(-1)
-    among = _entries(terms, rows.unsqueeze(-1), rows.unsqueeze(-2))  # shape: (q, m, m)
-    across = _entries(terms, own, rows).masked_fill(missing, 0.0)  # shape: (q, m)
-    among = among.masked_fill(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
-    among = among + torch.diag_embed(noise[rows].masked_fill(missing, 1.0))
-    factor, failed = torch.linalg.cholesky_ex(among)
-    coefficients = torch.cholesky_solve(across.unsqueeze(-1), factor).squeeze(-1)
-    coefficients = coefficients.masked_fill((failed != 0).unsqueeze(-1), 0.0).nan_to_num()
-    # the residual variance of the coefficients as they were rounded
-    image = (among @ coefficients.unsqueeze(-1)).squeeze(-1)
-    return coefficients, variance[some] + (coefficients * (image - 2.0 * across)).sum(-1)
-
-
-def _entries(terms: Sequence[LinearOperator], rows: Tensor, columns: Tensor) -> Tensor:
-    """Entries of the kernel, in float64; rows and columns broadcast."""
-    total: Tensor | float = 0.0
-    for op in terms:
-        if isinstance(op, SelectedKroneckerOperator):
-            cells = (unravel(op.row_index[index], op.row_shape) for index in (rows, columns))
-            total = total + kron_entries([factor.double() for factor in op.factors], *cells)
-        else:
-            total = total + op._get_indices(*torch.broadcast_tensors(rows, columns)).double()
-    assert torch.is_tensor(total)
-    return total

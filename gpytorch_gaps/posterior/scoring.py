@@ -22,10 +22,10 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.posterior.drawn_variance import ASKED_FOR
 from gpytorch_gaps.posterior.inverse_entries import inverse_block, inverse_diagonal
 from gpytorch_gaps.posterior.parts import PosteriorParts
 from gpytorch_gaps.posterior.strategy import predicting
-from gpytorch_gaps.posterior.variance import ASKED_FOR
 from gpytorch_gaps.reports import ApproximateVarianceWarning, also_record_to, report_variance
 from gpytorch_gaps.utils.progress import with_bar
 

@@ -3,14 +3,12 @@
 exact       ``k - g'A^-1 g``, with one solve per point; or, where K is of low rank to the tolerance, without solves
 low rank    ``k - h'P^-1 h``, with A and g replaced by their approximations ``P = F C F' + D`` and h in the p leading
             eigenvectors. Costs p^2 per point.
-pathwise    from draws of deviations d and explained parts h, independent of each other, with ``E d^2 = v`` and
-            ``E h^2 = k - v``. Each gives an estimate of v. Together, weighted by their precision, they have the
-            variance ``(2 / n) v^2 (k - v)^2 / (v^2 + (k - v)^2)``: near the prior, far less than d alone.
+pathwise    from draws, which cover only what a regression on the nearest observations leaves: see
+            :mod:`gpytorch_gaps.posterior.drawn_variance`
 """
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,24 +21,16 @@ from gpytorch_gaps.operators.interpolated_kronecker import InterpolatedKronecker
 from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import low_rank_of
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
+from gpytorch_gaps.posterior.drawn_variance import ASKED_FOR, drawn_variance
 from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts, chunks
-from gpytorch_gaps.posterior.pathwise import pathwise_draws
 from gpytorch_gaps.preconditioners.interpolated import InterpolatedPreconditioner
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
-from gpytorch_gaps.reports import (
-    ApproximateVarianceWarning,
-    SolveReport,
-    VarianceReport,
-    one_report,
-    report_solve,
-    report_variance,
-)
+from gpytorch_gaps.reports import SolveReport, VarianceReport, one_report, report_solve, report_variance
 from gpytorch_gaps.solvers.planning.variance import low_rank_form, too_expensive
 from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.tensors import same_values
 
-ASKED_FOR = "asked for"  # the reason of a method that the settings name
 _EXTENSION_TOLERANCE = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
 _EXTENSION_CHECKS = 8  # points at which an extension is checked
 _MOST_ROUNDING = 0.1  # of a variance: beyond this, solves are used, which keep more digits
@@ -79,7 +69,7 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
         if cost is None:
             return _by_solves(parts)
         reason = cost
-    return _concatenated([_from_draws(piece, reason) for piece in parts.pieces(for_draws=True)])
+    return _concatenated([drawn_variance(piece, reason) for piece in parts.pieces(for_draws=True)])
 
 
 def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
@@ -250,43 +240,3 @@ def _basis(
         return lambda rows: form.basis_from([table[..., rows, :] for table in tables])
     where = unravel(cross.row_index, cross.row_shape)
     return lambda rows: form.basis_from([table[..., own[rows], :] for table, own in zip(tables, where, strict=True)])
-
-
-# -- from draws ------------------------------------------------------------------------------------------------------
-
-
-def quantile_of_draws(count: int) -> float:
-    """The relative error that 95 % of estimates ``mean of z^2`` over so many draws stay within.
-
-    It is 1.96 standard errors for many draws, and more for few, since the standard error itself is estimated.
-    """
-    return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
-
-
-def _from_draws(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
-    """Estimates from pathwise draws, with a warning where draws were not asked for."""
-    count, prior = parts.config.variance_samples, parts.prior_variance()
-    left, of_mean = torch.zeros_like(prior), torch.zeros_like(prior)
-    with one_report():
-        for deviation, explained in pathwise_draws(parts, count, what="variances from samples"):
-            left = left + deviation.double().square().sum(-1) / count  # squares in small units need float64
-            of_mean = of_mean + explained.double().square().sum(-1) / count
-    tiny = torch.finfo(torch.float64).tiny
-    with torch.no_grad():
-        first = left / (left + of_mean).clamp_min(tiny)  # of the prior
-        share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
-    variance = share * left + (1.0 - share) * (prior - of_mean)
-    variance = variance.clamp_min(0.0).minimum(prior)
-    known, rest = variance.detach(), (prior - variance).detach()
-    spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
-    error = quantile_of_draws(count) * spread
-    if reason != ASKED_FOR:
-        share_off = float((error / known.clamp_min(tiny)).median())
-        warnings.warn(
-            f"variances are estimated from {count} samples, since {reason}: half of them are within {share_off:.0%}. "
-            "Try: settings.variance_method('exact') at fewer points, more variance_samples, or "
-            "variance_method('pathwise') to accept the estimates.",
-            ApproximateVarianceWarning,
-            stacklevel=2,
-        )
-    return variance, VarianceReport("pathwise", error, 0.0, num_samples=count, reason=reason)

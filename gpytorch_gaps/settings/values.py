@@ -62,6 +62,9 @@ class variance_method(Choice):
 class variance_samples(Number):
     """Draws that pathwise variances are estimated from: their standard error is at most ``sqrt(2 / samples)``.
 
+    At cells of the training grid, draws estimate only what the nearest observations leave, and errors are mostly far
+    smaller: 16 to 32 draws are then enough.
+
     :param value: at least 8; default 64.
 
     >>> from gpytorch_gaps import settings

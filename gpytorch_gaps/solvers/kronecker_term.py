@@ -80,7 +80,7 @@ class KroneckerTerm:
 
     def axis_covariances(self) -> list[Tensor]:
         """Covariances along every axis, the mean over a batch: a matrix (m, m), or a vector (m,) by lag."""
-        return [own for factor in self.factors() for own in axis_covariances(factor)]
+        return axis_covariances(self.factors())
 
     @property
     def has_eigenbasis(self) -> bool:

@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpytorch_gaps.linalg.factors import toeplitz
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.preconditioners.neighbours import NeighbourLists, NeighbourPreconditioner, neighbour_lists
 from gpytorch_gaps.solvers.kronecker_term import side_by_side
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.threads import threads_for
-
-_SHORT_AXIS = 2048  # levels of a regular axis up to which all pairs of them are compared
 
 
 @dataclass(frozen=True)
@@ -277,8 +276,8 @@ def _typical_covariances(system: NoisySystem) -> list[Tensor]:
 
 def _mean(covariances: Sequence[Tensor], shares: Sequence[Tensor]) -> Tensor:
     """Covariances along one axis, with a mean variance of one, weighted by shares."""
-    if len(covariances[0]) <= _SHORT_AXIS or any(own.dim() == 2 for own in covariances):
-        covariances = [own if own.dim() == 2 else _toeplitz(own) for own in covariances]
+    if any(own.dim() == 2 for own in covariances):
+        covariances = [own if own.dim() == 2 else toeplitz(own) for own in covariances]
     pairs = zip(covariances, shares, strict=True)
     return torch.stack([share * _scaled(own) for own, share in pairs]).sum(0)
 
@@ -286,8 +285,3 @@ def _mean(covariances: Sequence[Tensor], shares: Sequence[Tensor]) -> Tensor:
 def _scaled(covariance: Tensor) -> Tensor:
     variance = covariance[0] if covariance.dim() == 1 else covariance.diagonal().mean()
     return covariance / variance.clamp_min(torch.finfo(covariance.dtype).tiny)
-
-
-def _toeplitz(lags: Tensor) -> Tensor:
-    level = torch.arange(len(lags), device=lags.device)
-    return lags[(level.unsqueeze(-1) - level).abs()]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpytorch_gaps.linalg import neighbours
-from gpytorch_gaps.linalg.neighbours import correlated_rows
+from gpytorch_gaps.linalg.neighbours import correlated_rows, correlated_rows_of
 from tests import _dense as dense
 
 SHAPES = {
@@ -67,3 +67,41 @@ def test_a_kernel_that_is_zero_somewhere():
     factor = torch.zeros(4, 4, dtype=torch.float64)
     factor[1:, 1:] = dense.matern32(3)
     assert bool((correlated_rows([factor], torch.arange(4), 2) >= -1).all())
+
+
+# -- around any cells ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_observations_around_cells(case):
+    """Gaps and observed cells, whose own row comes first; each row once, and no gap among them."""
+    factors = SHAPES[case]
+    shape = tuple(len(factor) for factor in factors)
+    index = dense.observed("random", shape, 0.3)
+    cells = torch.arange(dense.kron(factors).size(-1)).flip(0)
+    rows = correlated_rows_of(factors, index, cells, 5)
+    covariance = dense.kron(factors)[cells][:, index]
+    for cell, found in zip(cells.tolist(), rows, strict=True):
+        known = found[found >= 0]
+        assert len(known.unique()) == len(known) > 0
+        if cell in index.tolist():
+            assert int(index[known[0]]) == cell
+    found = covariance.gather(-1, rows.clamp_min(0)).masked_fill(rows < 0, 0.0)
+    assert float(found.sum()) >= 0.9 * float(covariance.topk(5, dim=-1).values.sum())
+
+
+def test_a_repeated_observation_counts_once():
+    index = torch.tensor([4, 4, 6])
+    assert correlated_rows_of([dense.matern32(12)], index, torch.tensor([4, 3]), 3).tolist() == [[0, 2, -1]] * 2
+
+
+def test_far_from_all_observations():
+    """In the middle of a gap larger than what is looked up, coarser grids reach the data on the far side, too."""
+    factors = [dense.matern32(120), dense.matern32(100)]
+    flags = torch.ones(120, 100, dtype=torch.bool)
+    flags[10:110, 10:90] = False
+    index = flags.flatten().nonzero().squeeze(-1)
+    cells = torch.tensor([60 * 100 + 50, 11 * 100 + 11])
+    rows = correlated_rows_of(factors, index, cells, 3)  # 192 cells are looked up
+    assert bool((rows >= 0).all())
+    assert bool((index[rows[1]] // 100 < 15).all())  # near the edge of the gap, its own side

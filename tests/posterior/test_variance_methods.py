@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
+from gpytorch_gaps.posterior import regressions
 from gpytorch_gaps.solvers.planning import variance as variance_planning
 from tests import _dense as dense
 from tests.workflow._pairs import CASES, Model, gappy, with_length
@@ -240,8 +241,14 @@ def test_what_low_rank_refuses():
 # -- pathwise --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def few_neighbours(monkeypatch):
+    """So few that they leave much to draws: on these small grids, as many as there may be would leave nothing."""
+    monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 4)
+
+
 @pytest.mark.parametrize("samples", [16, 64, 256])
-def test_the_stated_error_of_pathwise_variances(samples):
+def test_the_stated_error_of_pathwise_variances(samples, few_neighbours):
     """Covers 95 % of points, on average over problems of all kinds and seeds; also near the prior, and far below it."""
     shares, below, above = [], [], []
     for seed in range(50):
@@ -289,7 +296,7 @@ def test_near_the_prior_pathwise_variances_are_far_better_than_draws():
     assert float((got - expected).abs()[-1]) <= 1e-12
 
 
-def test_more_samples_are_better():
+def test_more_samples_are_better(few_neighbours):
     model, grid = problem(3)
     expected, errors = exact(model, grid.points()).detach(), []
     for samples in (10, 160, 2560):
@@ -358,9 +365,9 @@ def test_auto_is_exact_where_that_is_affordable():
     assert settings.variance_method.value() == "auto"
 
 
-def test_auto_falls_back_to_draws_and_says_so(monkeypatch):
+def test_auto_falls_back_to_draws_and_says_so(monkeypatch, few_neighbours):
     monkeypatch.setattr(variance_planning, "_AFFORDABLE_FLOPS", 0.0)
-    model, grid = problem(shape=(20, 15), lengths=(0.1, 0.1))
+    model, grid = problem(shape=(20, 15), lengths=(0.1, 0.1), noise=0.1)
     x = grid.points()
     with settings.variance_method("auto"), torch.no_grad(), gaps.record_solves() as solves:
         posterior = model(x)
@@ -376,6 +383,21 @@ def test_auto_falls_back_to_draws_and_says_so(monkeypatch):
     torch.testing.assert_close(few, exact(model, x[: 4 * 64]).detach(), rtol=1e-6, atol=1e-6)
     assert variance(model, x, "exact")[1].method == "exact"
     assert variance(model, x, "pathwise")[1].reason == "asked for"  # and silent: warnings are errors here
+
+
+def test_auto_is_silent_about_precise_draws(monkeypatch):
+    """Neighbours leave so little to 16 draws that half of the variances are within 2 %, 95 % within 20 %."""
+    monkeypatch.setattr(variance_planning, "_AFFORDABLE_FLOPS", 0.0)
+    model, grid = problem(shape=(30, 40), fraction=0.3, lengths=(0.05, 0.05), noise=0.01)
+    value, report = variance(model, grid.points(), "auto", settings.variance_samples(16))  # warnings are errors here
+    assert report.method == "pathwise"
+    relative = report.error / value
+    assert 0 < float(relative.median()) <= 0.02
+    assert float(relative.quantile(0.95)) <= 0.2
+    monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 3)
+    said = r"half of them are within ([\d.]+)%, 95 % within (\d+)%"
+    with torch.no_grad(), settings.variance_samples(16), pytest.warns(gaps.ApproximateVarianceWarning, match=said):
+        model(grid.points()).variance  # noqa: B018
 
 
 # -- reports ---------------------------------------------------------------------------------------------------------
@@ -505,11 +527,11 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("where", ["cells", "another grid"])
 def test_pathwise_holds_nothing_of_size_points_times_observations(where):
-    """Q = 1,250 points and N = 750 observations: with 8 samples, no more than a few columns and factors."""
-    model, grid = problem(shape=(50, 25), fraction=0.4, lengths=(0.1, 0.1), noise=0.1)
+    """Q = 5,000 points and N = 3,000 observations: with 8 samples, no more than a few columns, factors, neighbours."""
+    model, grid = problem(shape=(100, 50), fraction=0.4, lengths=(0.1, 0.1), noise=0.1)
     x = grid.points() if where == "cells" else gaps.CartesianGrid([grid.axes[0] + 0.003, grid.axes[1] + 0.004]).points()
     observations = model.train_targets.size(-1)
-    assert observations > 700
+    assert observations > 2900
     with torch.no_grad(), MAX_CHOLESKY(0), settings.variance_method("pathwise"), settings.variance_samples(8):
         model(x[:3]).mean  # noqa: B018
         with Largest() as largest:

@@ -1,0 +1,123 @@
+"""Variances from draws, which cover only what a regression on the nearest observations leaves.
+
+For a point of value f, ``b'y_J`` is its regression on the most correlated observations J. It leaves the known variance
+t: see :mod:`gpytorch_gaps.posterior.regressions`. The posterior mean ``mu = g'A^-1 y`` explains more. For draws of f
+and y from the prior,
+
+    d = f - mu          ``E d^2 = v``, the posterior variance
+    h = mu - b'y_J      ``E h^2 = t - v``, since d is independent of all y
+
+are independent. Each gives an estimate of v. Together, weighted by their precision, those of n draws have the variance
+``(2 / n) v^2 (t - v)^2 / (v^2 + (t - v)^2)``: where neighbours say nearly all, next to nothing. On no neighbours b = 0,
+and t is the prior variance.
+
+**Solves.** A solution with ``A a = y - r`` is exact for ``y - r``. With ``mu = g'a + b'r_J``, d and h are therefore off
+by ``w'r`` for ``w = A^-1 g - b``, the weights of ``h = w'y``, and ``(w'r)^2 <= w'Dw r'D^-1 r <= (t - v) r'D^-1 r``.
+Without neighbours it is also at most ``v r'D^-1 r``: see :mod:`gpytorch_gaps.solvers.goal`.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts
+from gpytorch_gaps.posterior.pathwise import conditioned_draws
+from gpytorch_gaps.posterior.regressions import Regressions, regressions
+from gpytorch_gaps.posterior.train_covariance import has_float64_entries
+from gpytorch_gaps.reports import ApproximateVarianceWarning, VarianceReport, one_report
+
+ASKED_FOR = "asked for"  # the reason of a method that the settings name
+# Relative errors of variances, half of them and nearly all, up to which nobody is warned: those of standard deviations
+# are half as large, and less than what uncertain length-scales and noise make of them.
+_UNREMARKABLE = {0.5: 0.02, 0.95: 0.2}
+
+
+def quantile_of_draws(count: int) -> float:
+    """The relative error that 95 % of estimates ``mean of z^2`` over so many draws stay within.
+
+    It is 1.96 standard errors for many draws, and more for few, since the standard error itself is estimated.
+    """
+    return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
+
+
+def drawn_variance(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
+    """Estimates from draws, with a warning where draws were not asked for.
+
+    :param reason: why the variances are not exact.
+    """
+    count, local = parts.config.variance_samples, _regressions(parts)
+    left, of_mean, missed = _moments(parts, local, count)
+    tiny = torch.finfo(torch.float64).tiny
+    with torch.no_grad():
+        first = left / (left + of_mean).clamp_min(tiny)  # of t
+        share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
+    variance = share * left + (1.0 - share) * (local.left - of_mean)
+    variance = variance.clamp_min(0.0).minimum(local.left)
+    with torch.no_grad():
+        known, rest = variance.detach(), (local.left - variance).detach()
+        spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
+        weighted = share * known.sqrt() + (1.0 - share) * rest.sqrt()
+        off = (rest if local.rows.numel() else rest.minimum(known)) * missed  # (w'r)^2
+        error = quantile_of_draws(count) * spread + 2.0 * weighted * off.sqrt() + off + _rounding(parts, local)
+    if reason != ASKED_FOR:
+        _warn(error, known, count, reason)
+    return variance, VarianceReport("pathwise", error, 0.0, num_samples=count, reason=reason)
+
+
+def _regressions(parts: PosteriorParts) -> Regressions:
+    """Those of points at cells of the training grid; where gradients are wanted, and elsewhere, on no neighbours."""
+    prior = parts.prior_variance()
+    if parts.cells is None or parts.differentiated:
+        return Regressions.on_nothing(prior)
+    return regressions(parts.train, parts.cross, prior, parts.cells, parts.config.memory)
+
+
+def _moments(parts: PosteriorParts, local: Regressions, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws. shape: (*batch, Q) twice, (*batch, 1)"""
+    left, of_mean = torch.zeros_like(local.left), torch.zeros_like(local.left)
+    missed = torch.zeros_like(local.left[..., :1])
+    with one_report():
+        for draws in conditioned_draws(parts, count, what="variances from samples"):
+            explained, observed = draws.explained.double(), draws.observed
+            if draws.residual is not None:
+                observed = observed.double() - draws.residual
+                missed = missed + _in_noise(parts, draws.residual).sum(-1, keepdim=True) / count
+            beyond = explained - local.fitted(observed)
+            if draws.residual is not None and local.rows.numel():
+                explained = explained + local.fitted(draws.residual)
+            # squares in small units need float64
+            left = left + (draws.tested.double() - explained).square().sum(-1) / count
+            of_mean = of_mean + beyond.square().sum(-1) / count
+    return left, of_mean, missed
+
+
+def _rounding(parts: PosteriorParts, local: Regressions) -> Tensor:
+    """What rounding of ``t = k - 2 b'g + b'(K_JJ + D_J) b`` may amount to. shape: (*batch, Q)"""
+    exact = parts.observed.has_float64_entries and has_float64_entries(parts.cross)
+    eps = torch.finfo(torch.float64 if exact else parts.dtype).eps
+    largest = parts.train._diagonal().detach().double().amax(-1, keepdim=True)
+    terms = parts.prior_variance().detach().clamp_min(0.0).sqrt() + largest.sqrt() * local.sizes()
+    return ROUNDINGS * eps * terms.square()
+
+
+def _in_noise(parts: PosteriorParts, residual: Tensor) -> Tensor:
+    """``r'D^-1 r``; without noise, where residuals bound nothing, their squared tolerance. shape: (*batch, n)"""
+    if bool((parts.train._diag_tensor._diagonal() > 0).all()):
+        return parts.observed.variance_error(residual)
+    return torch.full_like(residual[..., 0, :], parts.config.tolerance**2)
+
+
+def _warn(error: Tensor, variance: Tensor, count: int, reason: str) -> None:
+    relative = (error / variance.clamp_min(torch.finfo(torch.float64).tiny)).flatten()
+    off = {share: float(relative.kthvalue(math.ceil(share * len(relative))).values) for share in _UNREMARKABLE}
+    if all(off[share] <= allowed for share, allowed in _UNREMARKABLE.items()):
+        return
+    warnings.warn(
+        f"variances are estimated from {count} samples, since {reason}: half of them are within {off[0.5]:.1%}, 95 % "
+        f"within {off[0.95]:.0%}. Try: settings.variance_method('exact') at fewer points, more variance_samples, or "
+        "variance_method('pathwise') to accept the estimates.",
+        ApproximateVarianceWarning,
+        stacklevel=2,
+    )
