@@ -55,7 +55,7 @@ class Prediction:
         """Whether the mean comes from a dense factor, which serves all further solves."""
         return self.solve is None or self.solve.method == "cholesky"
 
-    def variance(self, max_samples: int = 64) -> Tensor:
+    def variance(self, max_samples: int = 16) -> Tensor:
         """Variances of the field, without noise: exact, or from at most so many samples. shape: (Q,)"""
         each = 0.0 if self.is_factorized or self.solve is None else self.solve.flops
         num_points = len(self.mean)

@@ -78,9 +78,9 @@ def test_observations_around_cells(case):
     factors = SHAPES[case]
     shape = tuple(len(factor) for factor in factors)
     index = dense.observed("random", shape, 0.3)
-    cells = torch.arange(dense.kron(factors).size(-1)).flip(0)
+    cells = torch.arange(dense.kron([dense.toeplitz(factor) for factor in factors]).size(-1)).flip(0)
     rows = correlated_rows_of(factors, index, cells, 5)
-    covariance = dense.kron(factors)[cells][:, index]
+    covariance = dense.kron([dense.toeplitz(factor) for factor in factors])[cells][:, index]
     for cell, found in zip(cells.tolist(), rows, strict=True):
         known = found[found >= 0]
         assert len(known.unique()) == len(known) > 0
