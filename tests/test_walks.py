@@ -78,15 +78,17 @@ def test_a_variance_has_one_accuracy_loop(monkeypatch):
 
         return call
 
-    def variance():
+    def variance(method="exact"):
         few = gaps.settings.prediction_memory(2**21)  # at a time
-        with torch.no_grad(), few, gaps.settings.variance_method("exact"), gaps.settings.gap_method("ignore"):
+        with torch.no_grad(), few, gaps.settings.variance_method(method), gaps.settings.gap_method("ignore"):
             return model(grid.points()).variance
 
     with torch.no_grad():
         model(grid.points()[:1])  # the mean
     found = trace(variance)
-    assert modules_of("A variance") - {"posterior/pathwise.py"} <= found.modules
+    drawn = {"posterior/drawn_variance.py", "posterior/pathwise.py", "posterior/regressions.py"}
+    assert modules_of("A variance") - drawn <= found.modules
+    assert drawn <= modules_of("A variance") & trace(lambda: variance("pathwise")).modules
     monkeypatch.setattr(noisy, "solve_system", counting(noisy, "solve_system", "solves"))
     monkeypatch.setattr("gpytorch_gaps.solvers.solve.refine", counting(refine, "refine", "loops"))
     model.train()
