@@ -31,12 +31,12 @@ def wide_root(factor: Factor) -> Factor:
 
 def has_two_roots(train: Factor, cross: Factor, prior: Factor) -> bool:
     """Whether a torus holds rows and columns: they have the same levels on the dense axis."""
-    if not isinstance(cross, CirculantOperator) or cross.num_dense == (1, 1):
+    if not isinstance(cross, CirculantOperator):  # rows and columns of a torus may be off one lattice
+        return torch.is_tensor(train) and torch.is_tensor(prior)
+    if cross.num_dense == (1, 1):
         return True
-    if cross.num_dense[0] != cross.num_dense[1]:
-        return False
     sides = [own for own in (train, cross, prior) if isinstance(own, CirculantOperator)]
-    if len(sides) < 3:
+    if len(sides) < 3 or cross.num_dense[0] != cross.num_dense[1]:
         return False
     # as many levels are the same ones, if both have the same covariances at a lag of zero
     here, across, there = (own.table.detach().flatten(-len(own.torus))[..., 0] for own in sides)
