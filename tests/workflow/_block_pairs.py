@@ -10,7 +10,7 @@ import gpytorch_gaps as gaps
 from tests.workflow._pairs import PerLevelNoise, _pair, _size, gappy, on, with_length
 
 
-def plane(nu=1.5, lengths=(0.3, 0.5), **columns):
+def plane(nu=1.5, lengths=(0.2, 0.3), **columns):
     """A Matern kernel of the distance in the plane."""
     kernel = MaternKernel(nu=nu, ard_num_dims=2, **columns)
     return with_length(kernel, torch.tensor([lengths]))
@@ -18,8 +18,8 @@ def plane(nu=1.5, lengths=(0.3, 0.5), **columns):
 
 def torus(small=False, fraction=0.4):
     grid, x, y = gaps.from_array(*reversed(gappy(_size(small, (45, 55), (14, 18)), fraction, 0)))
-    ours = ScaleKernel(gaps.GappyGridKernel([plane()], grid, blocks=[(0, 1)]))
-    return _pair(grid, x, y, ours, ScaleKernel(plane()))
+    ours = ScaleKernel(gaps.GappyGridKernel([plane(1.5, (0.06, 0.08))], grid, blocks=[(0, 1)]))
+    return _pair(grid, x, y, ours, ScaleKernel(plane(1.5, (0.06, 0.08))))
 
 
 def torus_and_time(small=False, fraction=0.4):
