@@ -241,7 +241,7 @@ def _lag_table(
     """Covariances by lag. shape: (*batch, a, b, n_1 // 2 + 1, ...)"""
     like: dict[str, Any] = {"dtype": rows[0].dtype, "device": rows[0].device}
     lags = [
-        (step * torch.arange(places // 2 + 1, dtype=torch.float64)).to(**like).unsqueeze(-1)
+        (step * torch.arange(places // 2 + 1, dtype=torch.float64, device=like["device"])).to(**like).unsqueeze(-1)
         for step, places in zip(lattice.steps, torus, strict=True)
     ]
     # distances from zero are exact, distances of large coordinates are not
