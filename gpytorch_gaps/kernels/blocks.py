@@ -198,14 +198,16 @@ def block_factor(
     """The covariance of a block of axes, in float64 where the kernel allows it. shape: (*batch, prod q_i, prod m_i)
 
     :param lattice: as :func:`find_lattice` gives it; None for a matrix.
-    :param definite: whether the torus is to be large enough to be positive definite, as draws want it.
+    :param definite: whether the torus is to be large enough to be positive definite, as draws want it; products are
+        taken on a smaller one.
     """
     if lattice is None:
         return covariance_in_float64(kernel, block_points(rows), block_points(columns), **params)
     for growth in _GROWTH if definite else _GROWTH[:1]:
         torus = lattice.torus(growth)
         table = _lag_table(kernel, rows, columns, lattice, torus, params)
-        found = CirculantOperator(table, torus=torus, row_positions=lattice.rows, col_positions=lattice.columns)
+        sides = {"row_positions": lattice.rows, "col_positions": lattice.columns}
+        found = CirculantOperator(table, torus=torus, inner=lattice.torus(1), **sides)
         if not definite or not _is_whole(found) or negative_share(found) == 0.0:
             break
         if growth < _GROWTH[-1] and table.numel() * 2 ** len(torus) > _MAX_TABLE:

@@ -302,6 +302,7 @@ def test_padding():
     assert negative_share(short) > 0.0
     assert negative_share(grown) < negative_share(short)
     assert math.prod(grown.torus) > math.prod(short.torus)
+    assert grown.product_flops == short.product_flops  # more places, but not for products
     torch.testing.assert_close(short.to_dense(), grown.to_dense(), rtol=1e-12, atol=1e-12)
     kernel.lengthscale = 0.2
     assert block_factor(kernel, axes, axes, lattice, True).torus == short.torus
@@ -310,6 +311,28 @@ def test_padding():
     finer = [own[::2] for own in axes]
     cross = block_factor(kernel, finer, axes, find_lattice(kernel, finer, axes), True)
     assert negative_share(cross) == pytest.approx(negative_share(grown))
+
+
+def test_products_of_kernels_whose_padding_differs():
+    """As long as both are on the same places, a product is one on a torus, ready to draw from or not."""
+    grid = grid_of(regular(12), regular(14))
+    first, second = (
+        gaps.GappyGridKernel([with_lengths(MaternKernel(nu=nu, ard_num_dims=2), length, length)], grid, blocks=[(0, 1)])
+        for nu, length in ((1.5, 2.0), (2.5, 0.15))
+    )
+    product = (first * second).double()
+    x = grid.points(dense.observed("random", grid.shape))
+    for mode in (True, False):
+        product.train(mode)
+        tori = {kernel(x).evaluate_kernel().factors[0].torus for kernel in (first, second)}
+        assert len(tori) == (1 if mode else 2)
+        covariance = product(x).evaluate_kernel()
+        assert isinstance(covariance, SelectedKroneckerOperator)
+        assert isinstance(covariance.factors[0], CirculantOperator)
+        expected = plain(first, x) * plain(second, x)
+        torch.testing.assert_close(covariance.to_dense(), expected, rtol=1e-8, atol=1e-8)
+        eye = torch.eye(len(x), dtype=torch.float64)
+        torch.testing.assert_close(covariance @ eye, expected, rtol=1e-8, atol=1e-8)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

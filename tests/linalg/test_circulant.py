@@ -156,6 +156,40 @@ def test_dense_axes_of_different_sizes():
     close(op.mT @ y, matrix.mT @ y)
 
 
+@pytest.mark.parametrize(
+    ("torus", "inner", "rows", "columns", "num_dense"),
+    [
+        ((20,), (9,), (5,), None, 0),
+        ((21, 16), (7, 8), (SHUFFLED[1:], 4), (4, SHUFFLED[1:]), 0),
+        ((12, 12), (5, 12), (3, 12), None, 0),
+        ((14,), (8,), (4,), (torch.tensor([3, 1]),), 3),
+    ],
+)
+def test_products_on_smaller_circles(torus, inner, rows, columns, num_dense):
+    """The same as on the whole torus, of less work; values, gradients and the other side."""
+    table = lag_table(torus, num_dense).requires_grad_(True)
+    sides = {"row_positions": rows, "col_positions": columns}
+    op = CirculantOperator(table, torus=torus, inner=inner, **sides)
+    whole = CirculantOperator(table, torus=torus, **sides)
+    matrix = written_out(whole)
+    x, y = dense.randn(op.size(-1), 2), dense.randn(op.size(-2), 2, seed=1)
+    assert torch.equal(op.to_dense(), matrix)
+    assert op.product_flops < whole.product_flops
+    for same in (op, op.to(torch.float32).to(torch.float64).with_table(table), op.mT.mT, op * 1.0, op.on_torus(inner)):
+        assert same.inner == inner
+        close((same @ x).detach(), (matrix @ x).detach())
+    close((op.mT @ y).detach(), (matrix.mT @ y).detach())
+    (expected,) = torch.autograd.grad((y * (matrix @ x)).sum(), table)
+    close(torch.autograd.grad((y * (op @ x)).sum(), table)[0], expected)
+    with torch.no_grad():
+        close(op @ x, matrix.detach() @ x)
+        close(op.spectrum(), whole.spectrum())  # still that of the whole torus
+    assert op.is_like(
+        CirculantOperator(table[..., : inner[-1] // 2 + 1], torus=(*torus[:-1], inner[-1]), inner=inner, **sides)
+    )
+    assert not op.is_like(whole)
+
+
 # -- staying what it is ----------------------------------------------------------------------------------------------
 
 
@@ -210,5 +244,9 @@ def test_what_is_refused():
         CirculantOperator(table[0, 0], torus=(8, 6), row_positions=(4, 3))
     with pytest.raises(ValueError, match="row_positions: got 1, expected 2, as the torus"):
         CirculantOperator(table, torus=(8, 6), row_positions=(4,))
+    with pytest.raises(ValueError, match=r"inner: got \(7, 8\), expected at most the torus of \(8, 6\)"):
+        CirculantOperator(table, torus=(8, 6), row_positions=(4, 3), inner=(7, 8))
+    with pytest.raises(ValueError, match="inner: got 1, expected 2, as the torus"):
+        CirculantOperator(table, torus=(8, 6), row_positions=(4, 3), inner=(7,))
     with pytest.raises(ValueError, match="col_positions: got 3, expected 2, as the torus"):
         CirculantOperator(table, torus=(8, 6), row_positions=(4, 3), col_positions=(4, 3, 1))
