@@ -516,3 +516,13 @@ def test_a_batch_of_hyperparameters():
     wanted = torch.autograd.grad((expected @ weights).square().sum(), plane.raw_lengthscale)
     got = torch.autograd.grad((covariance @ weights).square().sum(), plane.raw_lengthscale)
     torch.testing.assert_close(got[0], wanted[0], rtol=1e-9, atol=1e-9)
+
+
+def test_another_kernel_has_another_lattice():
+    """What was found for a kernel says nothing about the one that replaces it."""
+    grid = grid_of(regular(300), regular(4))
+    kernel = gaps.GappyGridKernel([RBFKernel()], grid, blocks=[(0, 1)]).double()
+    x = grid.points(torch.arange(0, grid.num_cells, 20))
+    assert factors(kernel, x) == [CirculantOperator]
+    kernel.kernels[0] = Drifting().double()
+    torch.testing.assert_close(kernel(x).to_dense(), plain(kernel, x), rtol=1e-12, atol=1e-12)
