@@ -259,12 +259,17 @@ def _run(func, args, kwargs):
     result = func(*host_args, **host_kwargs)
     if onto_host:
         return result
-    result = _map(StandInTensor, result)
+    result = _map(lambda tensor: StandInTensor(_resolved(tensor)), result)
     if schema.aliases:
         result = return_and_correct_aliasing(func, args, kwargs, result)
         if any(tensor.shape != _host(tensor).shape for tensor in tensors):
             raise NotImplementedError(f"{schema.name}: the stand-in device cannot resize a tensor in place")
     return result
+
+
+def _resolved(tensor):
+    """Lazy conjugates of complex tensors carried out: below the dispatch of subclasses, operations ignore them."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _host(tensor):

@@ -258,3 +258,20 @@ def test_a_dense_gp_trains_and_predicts_as_on_the_cpu(kernel):
     assert results[0][0][-1] < results[0][0][0]
     for got, expected in zip(results[1][1:], results[0][1:], strict=True):
         assert dense.relative(got, expected) < 1e-9
+
+
+def test_fourier_transforms_and_conjugates():
+    """Values and gradients; a conjugate is lazy, and must not be lost."""
+
+    def values(x):
+        y = torch.fft.fft(torch.fft.rfft(x, n=7), n=8, dim=-2)
+        image = torch.fft.irfft(torch.fft.ifft(y * y.real, n=8, dim=-2), n=7)
+        return image[:5], (y.conj() * y).real, y.conj().imag
+
+    host = dense.randn(5, 4).requires_grad_(True)
+    there = to_standin(host.detach()).requires_grad_(True)
+    for got, expected in zip(values(there), values(host), strict=True):
+        torch.testing.assert_close(to_host(got), expected.detach())
+        (ours,) = torch.autograd.grad(got.pow(3).sum(), there, retain_graph=True)
+        (theirs,) = torch.autograd.grad(expected.pow(3).sum(), host, retain_graph=True)
+        torch.testing.assert_close(to_host(ours), theirs)

@@ -59,8 +59,8 @@ def circulant_root(covariance: CirculantOperator) -> CirculantOperator:
     table = torch.fft.irfftn(root, s=covariance.torus, dim=tuple(range(-torus_dims, 0)))
     for axis, places in enumerate(covariance.torus, start=-torus_dims):
         table = table.narrow(axis, 0, places // 2 + 1)  # it is even
-    positions = {"row_positions": covariance.row_positions, "col_positions": covariance.torus}
-    return CirculantOperator(table, torus=covariance.torus, **positions)
+    torus = covariance.torus
+    return CirculantOperator(table, torus=torus, row_positions=covariance.row_positions, col_positions=torus)
 
 
 class _KernelRoot(Function):

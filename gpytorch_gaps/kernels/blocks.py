@@ -15,7 +15,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 
 from gpytorch_gaps.linalg.circulant import CirculantOperator, Positions
-from gpytorch_gaps.linalg.factors import Factor, negative_share
+from gpytorch_gaps.linalg.factors import Factor, asymmetry, negative_share
 from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import resolve_active_dims
 
@@ -27,9 +27,13 @@ _PLACES_PER_LEVEL = 8  # of a lattice, beyond which coordinates count as irregul
 _FINEST = 12  # fractions of the smallest distance that are tried as a step
 _STEP_ROUNDING = 1e-6  # of a step
 _EPS_ROUNDING = 8.0  # of the coordinates, in units of eps
+_MAX_STEP_ROUNDING = 0.125  # of a step, whatever the coordinates are rounded to
+_PAIRS = 64  # at which a kernel is tried
+_VARIATION = 1e-4  # of covariances that differ, over the largest
 _GROWTH = (1, 2, 4)  # of the padding, until a torus is positive definite
 
 Period = float | None
+_ANY_PERIOD = 0.0  # of a constant
 
 
 @dataclass(frozen=True)
@@ -85,16 +89,16 @@ def stationary_columns(kernel: Kernel, num_columns: int) -> dict[int, Period]:
 
 
 def _through_active_dims(kernel: Kernel, num_columns: int) -> dict[int, Period]:
-    """Along columns that a kernel does not see, it is stationary."""
+    """Along columns that a kernel does not see, it is constant."""
     seen = resolve_active_dims(kernel, tuple(range(num_columns)))
     own = stationary_columns(kernel, len(seen))
-    found: dict[int, Period] = dict.fromkeys(set(range(num_columns)) - set(seen))
+    found: dict[int, Period] = dict.fromkeys(set(range(num_columns)) - set(seen), _ANY_PERIOD)
     return found | {seen[place]: period for place, period in own.items()}
 
 
 def _along_all(found: Sequence[dict[int, Period]], num_columns: int) -> dict[int, Period]:
     common = [column for column in range(num_columns) if all(column in own for own in found)]
-    periods = {column: {own[column] for own in found} for column in common}
+    periods = {column: {own[column] for own in found} - {_ANY_PERIOD} or {_ANY_PERIOD} for column in common}
     return {column: own.pop() if len(own) == 1 else None for column, own in periods.items()}
 
 
@@ -105,18 +109,18 @@ def find_lattice(kernel: Kernel, rows: Sequence[Tensor], columns: Sequence[Tenso
     :param columns: likewise, shape (m_i, d_i) each.
     """
     widths = [axis.size(-1) for axis in rows]
-    periods = stationary_columns(kernel, sum(widths))
+    periods = _through_active_dims(kernel, sum(widths))
     stationary = [sum(widths[:axis]) if widths[axis] == 1 else -1 for axis in range(len(rows))]
     found = [
         regular_positions(row.squeeze(-1), column.squeeze(-1)) if first in periods else None
         for first, row, column in zip(stationary, rows, columns, strict=True)
     ]
-    num_dense = next((axis for axis, own in enumerate(found) if own is not None), len(found))
+    num_dense = max((axis + 1 for axis, own in enumerate(found) if own is None), default=0)
     lattices = [own for own in found[num_dense:] if own is not None]
-    if not lattices or len(lattices) < len(found) - num_dense:
+    if not lattices:
         return None
     step, row_positions, col_positions, span = zip(*lattices, strict=True)
-    own_periods = tuple(periods[first] for first in stationary[num_dense:])
+    own_periods = tuple(periods[first] or None for first in stationary[num_dense:])
     lattice = Lattice(num_dense, step, row_positions, col_positions, span, own_periods)
     dense = math.prod(len(axis) for axis in rows[:num_dense]) * math.prod(len(axis) for axis in columns[:num_dense])
     fits = dense * math.prod(places // 2 + 1 for places in lattice.torus(1)) <= _MAX_TABLE
@@ -134,17 +138,20 @@ def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, 
     rounding = _EPS_ROUNDING * torch.finfo(rows.dtype).eps * float(both.abs().max())
     away = away[away > rounding]
     if not len(away):
-        return None
+        return (1.0, 1, 1, 1) if len(rows) == len(columns) == 1 else None
     span, least = float(both.max() - both.min()), float(away.min())
+    least = float(away[away < (1.0 + 0.5 / _FINEST) * least].mean())  # the rounding of one distance adds up
     backwards = len(rows) > 1 and bool(rows[0] > rows[-1])
     from_start = both.max() - both if backwards else both - both.min()
     for fraction in range(1, _FINEST + 1):
-        count = round(fraction * span / least)
+        count = int((away * (fraction / least)).round().sum())
         if count + 1 > _PLACES_PER_LEVEL * len(both):
             return None
         step = span / count
         places = (from_start / step).round()
-        if bool(((from_start - places * step).abs() <= _STEP_ROUNDING * step + rounding).all()):
+        # beyond a fraction of a step, all coordinates would be close to some place
+        allowed = min(_STEP_ROUNDING * step + rounding, _MAX_STEP_ROUNDING * step)
+        if bool(((from_start - places * step).abs() <= allowed).all()):
             own, other = places.long().split([len(rows), len(columns)])
             return step, _as_positions(own, rows.device), _as_positions(other, rows.device), count + 1
     return None
@@ -156,25 +163,25 @@ def _as_positions(places: Tensor, device: torch.device) -> Positions:
 
 
 def _is_invariant(kernel: Kernel, axes: Sequence[Tensor], lattice: Lattice) -> bool:
-    """Whether a kernel that says so is stationary, and even, along the axes of a lattice: tried at a few points."""
-    generator = torch.Generator().manual_seed(0)
-    picked = [axis[torch.randint(len(axis), (6,), generator=generator).to(axis.device)] for axis in axes]
-    first, second = (torch.cat([own[half] for own in picked], -1) for half in (slice(0, 3), slice(3, 6)))
-    moved_first, moved_second, dense = first.clone(), second.clone(), sum(a.size(-1) for a in axes[: lattice.num_dense])
-    for number, step in enumerate(lattice.steps):
-        column = dense + number
-        moved_first[:, column] += (2 + number) * step
-        moved_second[:, column] += (2 + number) * step
-    turned_first, turned_second = first.clone(), second.clone()
-    column = dense + len(lattice.steps) - 1
-    turned_first[:, column], turned_second[:, column] = second[:, column], first[:, column]
+    """Whether a kernel that says so is stationary, and even, along the axes of a lattice: tried at some pairs.
+
+    Half of them are neighbours: a short range leaves nothing to compare in the others.
+    """
+    generator, pairs = torch.Generator().manual_seed(0), []
+    for axis in axes:
+        first = torch.randint(len(axis), (_PAIRS,), generator=generator)
+        second = torch.randint(len(axis), (_PAIRS,), generator=generator)
+        near = first + torch.randint(-2, 3, (_PAIRS,), generator=generator)
+        second[::2] = near.clamp(0, len(axis) - 1)[::2]
+        pairs.append([axis[level.to(axis.device)] for level in (first, second)])
+    first, second = (torch.cat(side, -1) for side in zip(*pairs, strict=True))
+    # the same lags from the origin on, as in a table
+    dense, lag = sum(axis.size(-1) for axis in axes[: lattice.num_dense]), (first.double() - second.double()).abs()
+    start = torch.cat([first[:, :dense], torch.zeros_like(first[:, dense:])], -1)
+    end = torch.cat([second[:, :dense], lag[:, dense:].to(second.dtype)], -1)
     with torch.no_grad():
-        value, moved, turned = (
-            covariance_in_float64(kernel, *pair, diag=True)
-            for pair in ((first, second), (moved_first, moved_second), (turned_first, turned_second))
-        )
-    allowed = 1e-4 * value.abs().amax()
-    return bool(((value - moved).abs() <= allowed).all() and ((value - turned).abs() <= allowed).all())
+        value, by_lag = (covariance_in_float64(kernel, *pair, diag=True) for pair in ((first, second), (start, end)))
+    return bool(((value - by_lag).abs() <= _VARIATION * value.abs().amax()).all())
 
 
 # -- covariances -----------------------------------------------------------------------------------------------------
@@ -191,19 +198,29 @@ def block_factor(
     """The covariance of a block of axes, in float64 where the kernel allows it. shape: (*batch, prod q_i, prod m_i)
 
     :param lattice: as :func:`find_lattice` gives it; None for a matrix.
-    :param definite: whether the torus is to be large enough to be positive definite, as draws want it.
+    :param definite: whether the torus is to be large enough to be positive definite, as draws want it; products are
+        taken on a smaller one.
     """
     if lattice is None:
         return covariance_in_float64(kernel, block_points(rows), block_points(columns), **params)
     for growth in _GROWTH if definite else _GROWTH[:1]:
         torus = lattice.torus(growth)
         table = _lag_table(kernel, rows, columns, lattice, torus, params)
-        found = CirculantOperator(table, torus=torus, row_positions=lattice.rows, col_positions=lattice.columns)
-        if not definite or not found.is_symmetric or negative_share(found) == 0.0:
+        sides = {"row_positions": lattice.rows, "col_positions": lattice.columns}
+        found = CirculantOperator(table, torus=torus, inner=lattice.torus(1), **sides)
+        if not definite or not _is_whole(found) or negative_share(found) == 0.0:
             break
         if growth < _GROWTH[-1] and table.numel() * 2 ** len(torus) > _MAX_TABLE:
             break
     return found
+
+
+def _is_whole(covariance: CirculantOperator) -> bool:
+    """Whether the torus has eigenvalues: it is symmetric, whatever places of it are rows and columns."""
+    if covariance.num_dense[0] != covariance.num_dense[1]:
+        return False
+    difference, size = asymmetry(covariance).tolist() if covariance.num_dense[0] > 1 else (0.0, 1.0)
+    return difference <= _VARIATION * size
 
 
 def block_points(axes: Sequence[Tensor]) -> Tensor:
@@ -226,7 +243,7 @@ def _lag_table(
     """Covariances by lag. shape: (*batch, a, b, n_1 // 2 + 1, ...)"""
     like: dict[str, Any] = {"dtype": rows[0].dtype, "device": rows[0].device}
     lags = [
-        (step * torch.arange(places // 2 + 1, dtype=torch.float64)).to(**like).unsqueeze(-1)
+        (step * torch.arange(places // 2 + 1, dtype=torch.float64, device=like["device"])).to(**like).unsqueeze(-1)
         for step, places in zip(lattice.steps, torus, strict=True)
     ]
     # distances from zero are exact, distances of large coordinates are not

@@ -206,7 +206,7 @@ class GappyGridKernel(GridKernel):
             lattice = None
             if len(axes) > 1 or max(sizes) >= LONG_AXIS:
                 find = partial(find_lattice, kernel, own, other)
-                lattice = self._lattices.cached(("lattice", number), (*own, *other), find)
+                lattice = self._lattices.cached(("lattice", number, kernel), (*own, *other), find)
             if lattice is None and max(sizes) > (MAX_DENSE if len(axes) > 1 else MAX_DENSE_AXIS):
                 if not same:
                     return None

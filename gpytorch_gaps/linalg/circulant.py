@@ -17,6 +17,7 @@ True
 
 import math
 from collections.abc import Sequence
+from operator import gt
 from typing import Any, Self
 
 import torch
@@ -42,9 +43,11 @@ class CirculantOperator(LinearOperator):
     :param row_positions: place on its circle of every level of each stationary axis, for rows: shape (q_i,) each, or
         the number q_i for the first places.
     :param col_positions: likewise, for columns. Default: `row_positions`.
+    :param inner: smaller circles that hold all lags of rows and columns: products are taken on these. The torus itself
+        may be as large as it must be to be positive definite. Default: `torus`.
     :raises ValueError: if the table does not match the torus.
 
-    Cost of a product: two FFTs of the torus, and of ``a b`` times its size where there is a dense axis.
+    Cost of a product: two FFTs of the inner torus, and of ``a b`` times its size where there is a dense axis.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class CirculantOperator(LinearOperator):
         torus: Sequence[int],
         row_positions: Sequence[Positions],
         col_positions: Sequence[Positions] | None = None,
+        inner: Sequence[int] | None = None,
     ) -> None:
         torus, row_positions = tuple(torus), tuple(row_positions)
+        inner = torus if inner is None else tuple(inner)
         col_positions = row_positions if col_positions is None else tuple(col_positions)
         wanted = tuple(places // 2 + 1 for places in torus)
         if table.dim() < len(torus) + 2 or tuple(table.shape[table.dim() - len(torus) :]) != wanted:
@@ -63,15 +68,16 @@ class CirculantOperator(LinearOperator):
                 f"CirculantOperator: table: got shape {tuple(table.shape)}, expected (*batch, a, b, "
                 f"{', '.join(map(str, wanted))}) for a torus of {torus}"
             )
-        for name, positions in (("row_positions", row_positions), ("col_positions", col_positions)):
-            if len(positions) != len(torus):
-                raise ValueError(
-                    f"CirculantOperator: {name}: got {len(positions)}, expected {len(torus)}, as the torus"
-                )
-        super().__init__(table, torus=torus, row_positions=row_positions, col_positions=col_positions)
-        self.table, self.torus = table, torus
+        for name, own in (("row_positions", row_positions), ("col_positions", col_positions), ("inner", inner)):
+            if len(own) != len(torus):
+                raise ValueError(f"CirculantOperator: {name}: got {len(own)}, expected {len(torus)}, as the torus")
+        if any(map(gt, inner, torus)):
+            raise ValueError(f"CirculantOperator: inner: got {inner}, expected at most the torus of {torus}")
+        sides = {"row_positions": row_positions, "col_positions": col_positions}
+        super().__init__(table, torus=torus, inner=inner, **sides)
+        self.table, self.torus, self.inner = table, torus, inner
         self.row_positions, self.col_positions = row_positions, col_positions
-        self._spectra: dict[torch.dtype, Tensor] = {}
+        self._spectra: dict[tuple[torch.dtype, tuple[int, ...]], Tensor] = {}
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -102,8 +108,8 @@ class CirculantOperator(LinearOperator):
         return self.num_dense[0] == self.num_dense[1] and alike
 
     def is_like(self, other: "CirculantOperator") -> bool:
-        """Whether rows and columns are on the same places of the same torus as those of another."""
-        if self.torus != other.torus or self.num_dense != other.num_dense:
+        """Whether rows and columns are on the same places of the same circles as those of another."""
+        if self.inner != other.inner or self.num_dense != other.num_dense:
             return False
         sides = (*self.row_positions, *self.col_positions), (*other.row_positions, *other.col_positions)
         return all(map(_equal, *sides))
@@ -111,7 +117,7 @@ class CirculantOperator(LinearOperator):
     @property
     def product_flops(self) -> float:
         """What a product with one column takes, in FLOPs of matrix products."""
-        places = math.prod(self.torus)
+        places = math.prod(self.inner)
         transforms = 2.5 * places * math.log2(max(2, places)) * sum(self.num_dense)
         return _FFT_SLOWDOWN * transforms + 2.0 * places * math.prod(self.num_dense)
 
@@ -123,20 +129,28 @@ class CirculantOperator(LinearOperator):
         """The same places with other covariances."""
         return type(self)(table, **self._kwargs)
 
+    def on_torus(self, torus: tuple[int, ...]) -> "CirculantOperator":
+        """The same covariance on another torus, at least the inner one and at most its own."""
+        table = self.table
+        for dim, places in zip(self._torus_dims, torus, strict=True):
+            table = table.narrow(dim, 0, places // 2 + 1)
+        return CirculantOperator(table, **{**self._kwargs, "torus": torus})
+
     # -- products ----------------------------------------------------------------------------------------------------
 
-    def spectrum(self, dtype: torch.dtype = torch.float64) -> Tensor:
+    def spectrum(self, dtype: torch.dtype = torch.float64, inner: bool = False) -> Tensor:
         """L, real since the table is even. shape: (*batch, a, b, n_1, ..., n_s // 2 + 1)"""
         known = not (self.table.requires_grad and torch.is_grad_enabled())
-        if known and dtype in self._spectra:
-            return self._spectra[dtype]
+        torus = self.inner if inner else self.torus
+        if known and (dtype, torus) in self._spectra:
+            return self._spectra[dtype, torus]
         around = self.table.to(dtype)
-        for axis, places in enumerate(self.torus, start=self.table.dim() - len(self.torus)):
+        for dim, places in zip(self._torus_dims, torus, strict=True):
             lags = torch.arange(places, device=around.device)
-            around = around.index_select(axis, torch.minimum(lags, places - lags))
+            around = around.index_select(dim, torch.minimum(lags, places - lags))
         found = torch.fft.rfftn(around, dim=self._torus_dims).real.contiguous()
         if known:
-            self._spectra[dtype] = found
+            self._spectra[dtype, torus] = found
         return found
 
     @property
@@ -146,7 +160,7 @@ class CirculantOperator(LinearOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = (rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs).mT
         x = columns.reshape(*columns.shape[:-1], self.num_dense[1], *map(_count, self.col_positions))
-        spectrum, batched = self.spectrum(rhs.dtype), self._dense_dim > 0
+        spectrum, batched = self.spectrum(rhs.dtype, inner=True), self._dense_dim > 0
         every = x if batched else x.flatten(0, -len(self.torus) - 2)
         parts = every.split(self._columns_at_once(every), -len(self.torus) - 2)
         image = torch.cat([self._filter(spectrum, part) for part in parts], -len(self.torus) - 2)
@@ -155,7 +169,7 @@ class CirculantOperator(LinearOperator):
 
     def _columns_at_once(self, x: Tensor) -> int:
         """Columns that are transformed together: on a CPU, no more than a cache holds."""
-        numbers = math.prod(self.torus) * max(self.num_dense) * self.batch_shape.numel()
+        numbers = math.prod(self.inner) * max(self.num_dense) * self.batch_shape.numel()
         return max(1, _CACHED_NUMBERS // numbers) if x.device.type == "cpu" else max(1, x.size(-len(self.torus) - 2))
 
     def _filter(self, spectrum: Tensor, x: Tensor) -> Tensor:
@@ -167,8 +181,8 @@ class CirculantOperator(LinearOperator):
 
         shape: (..., m_1, ..., m_s) -> (..., n_1, ..., n_s // 2 + 1)
         """
-        for axis in reversed(range(len(self.torus))):
-            dim, places, positions = axis - len(self.torus), self.torus[axis], self.col_positions[axis]
+        for axis in reversed(range(len(self.inner))):
+            dim, places, positions = axis - len(self.inner), self.inner[axis], self.col_positions[axis]
             if torch.is_tensor(positions):
                 shape = list(x.shape)
                 shape[dim] = places
@@ -178,8 +192,7 @@ class CirculantOperator(LinearOperator):
 
     def _inverse(self, x: Tensor) -> Tensor:
         """Back to values at the rows. shape: (..., n_1, ..., n_s // 2 + 1) -> (..., q_1, ..., q_s)"""
-        for axis, (places, positions) in enumerate(zip(self.torus, self.row_positions, strict=True)):
-            dim = axis - len(self.torus)
+        for dim, places, positions in zip(self._torus_dims, self.inner, self.row_positions, strict=True):
             x = torch.fft.irfft(x, n=places, dim=dim) if dim == -1 else torch.fft.ifft(x, n=places, dim=dim)
             x = x.index_select(dim, positions) if torch.is_tensor(positions) else x.narrow(dim, 0, positions)
         return x
@@ -187,7 +200,7 @@ class CirculantOperator(LinearOperator):
     def _transpose_nonbatch(self) -> "CirculantOperator":
         table = self.table.transpose(self._dense_dim, self._dense_dim + 1)
         sides = {"row_positions": self.col_positions, "col_positions": self.row_positions}
-        return CirculantOperator(table, torus=self.torus, **sides)
+        return CirculantOperator(table, torus=self.torus, inner=self.inner, **sides)
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +273,7 @@ class CirculantOperator(LinearOperator):
             for side in (self.row_positions, self.col_positions)
         )
         table = self.table.to(device, dtype, non_blocking)
-        return CirculantOperator(table, torus=self.torus, row_positions=rows, col_positions=columns)
+        return CirculantOperator(table, **{**self._kwargs, "row_positions": rows, "col_positions": columns})
 
     def double(self, device_id: str | None = None) -> "CirculantOperator":
         return self.to(torch.float64)

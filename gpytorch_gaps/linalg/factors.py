@@ -34,7 +34,7 @@ def with_leaf(factor: Factor, tensor: Tensor) -> Factor:
 
 
 def same_kind(first: Factor, second: Factor) -> bool:
-    """Whether two factors are matrices, or on the same places of the same torus."""
+    """Whether two factors are matrices, or on the same places of the same circles."""
     if isinstance(first, CirculantOperator) and isinstance(second, CirculantOperator):
         return first.is_like(second)
     return torch.is_tensor(first) and torch.is_tensor(second)
@@ -42,6 +42,9 @@ def same_kind(first: Factor, second: Factor) -> bool:
 
 def entrywise(first: Factor, second: Factor) -> Factor:
     """The entry-wise product of factors of the same kind."""
+    if isinstance(first, CirculantOperator) and isinstance(second, CirculantOperator):
+        smaller = tuple(map(min, first.torus, second.torus))
+        first, second = first.on_torus(smaller), second.on_torus(smaller)
     return with_leaf(first, leaf(first) * leaf(second))
 
 

@@ -139,7 +139,7 @@ def _term(
             # cells of a part of the training grid are those of the whole only in their own covariance
             if prior.row_shape == train.row_shape and (here or not alike):
                 return _OnGrid(prior, train)
-            if alike and all(map(has_two_roots, cross.factors)):
+            if alike and all(map(has_two_roots, train.factors, cross.factors, prior.factors)):
                 return _OnTwoGrids(prior, cross, train)
         elif isinstance(cross, KhatriRaoOperator) and against and not cross.transposed and all_dense(train.factors):
             return _Scattered(prior, cross, train, memory)

@@ -10,6 +10,8 @@ from gpytorch_gaps.autograd.kernel_root import circulant_root, symmetric_root
 from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.factors import Factor, negative_share
 
+_SAME_LEVELS = 1e-7  # of the largest covariance
+
 
 def wide_root(factor: Factor) -> Factor:
     """A root with as many columns as there are normal numbers to a draw: a symmetric one, or that of a torus."""
@@ -27,9 +29,19 @@ def wide_root(factor: Factor) -> Factor:
     return circulant_root(factor)
 
 
-def has_two_roots(cross: Factor) -> bool:
+def has_two_roots(train: Factor, cross: Factor, prior: Factor) -> bool:
     """Whether a torus holds rows and columns: they have the same levels on the dense axis."""
-    return torch.is_tensor(cross) or cross.num_dense[0] == cross.num_dense[1]
+    if not isinstance(cross, CirculantOperator):  # rows and columns of a torus may be off one lattice
+        return torch.is_tensor(train) and torch.is_tensor(prior)
+    if cross.num_dense == (1, 1):
+        return True
+    sides = [own for own in (train, cross, prior) if isinstance(own, CirculantOperator)]
+    if len(sides) < 3 or cross.num_dense[0] != cross.num_dense[1]:
+        return False
+    # as many levels are the same ones, if both have the same covariances at a lag of zero
+    here, across, there = (own.table.detach().flatten(-len(own.torus))[..., 0] for own in sides)
+    differences = torch.stack([(here - across).abs().amax(), (there - across).abs().amax()])
+    return bool((differences <= _SAME_LEVELS * here.abs().amax()).all())
 
 
 def two_wide_roots(train: Factor, cross: Factor, prior: Factor) -> tuple[Factor, Factor]:
