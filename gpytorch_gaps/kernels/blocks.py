@@ -14,8 +14,9 @@ from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from gpytorch_gaps.linalg.circulant import CirculantOperator, Positions
+from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.factors import Factor, asymmetry, negative_share
+from gpytorch_gaps.linalg.positions import Positions
 from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import resolve_active_dims
 

@@ -25,11 +25,10 @@ from linear_operator.operators import LinearOperator
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
+from gpytorch_gaps.linalg.positions import Positions, axes_of, count, places_of, same_positions
+
 _CACHED_NUMBERS = 2**18  # on a torus, transformed together: 2 MiB
 _FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
-
-
-Positions = int | Tensor
 
 
 class CirculantOperator(LinearOperator):
@@ -93,18 +92,18 @@ class CirculantOperator(LinearOperator):
         return self.table.dim() - len(self.torus) - 2
 
     @property
-    def row_axes(self) -> tuple[int, ...]:
+    def rowaxes_of(self) -> tuple[int, ...]:
         """Levels of every axis of the block, in rows; the dense axis, where there is one, is the first."""
-        return _axes(self.num_dense[0], self.row_positions)
+        return axes_of(self.num_dense[0], self.row_positions)
 
     @property
-    def col_axes(self) -> tuple[int, ...]:
-        return _axes(self.num_dense[1], self.col_positions)
+    def colaxes_of(self) -> tuple[int, ...]:
+        return axes_of(self.num_dense[1], self.col_positions)
 
     @property
     def is_symmetric(self) -> bool:
         """Whether rows and columns are the same places."""
-        alike = all(map(_equal, self.row_positions, self.col_positions))
+        alike = all(map(same_positions, self.row_positions, self.col_positions))
         return self.num_dense[0] == self.num_dense[1] and alike
 
     def is_like(self, other: "CirculantOperator") -> bool:
@@ -112,7 +111,7 @@ class CirculantOperator(LinearOperator):
         if self.inner != other.inner or self.num_dense != other.num_dense:
             return False
         sides = (*self.row_positions, *self.col_positions), (*other.row_positions, *other.col_positions)
-        return all(map(_equal, *sides))
+        return all(map(same_positions, *sides))
 
     @property
     def product_flops(self) -> float:
@@ -159,7 +158,7 @@ class CirculantOperator(LinearOperator):
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = (rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs).mT
-        x = columns.reshape(*columns.shape[:-1], self.num_dense[1], *map(_count, self.col_positions))
+        x = columns.reshape(*columns.shape[:-1], self.num_dense[1], *map(count, self.col_positions))
         spectrum, batched = self.spectrum(rhs.dtype, inner=True), self._dense_dim > 0
         every = x if batched else x.flatten(0, -len(self.torus) - 2)
         parts = every.split(self._columns_at_once(every), -len(self.torus) - 2)
@@ -210,11 +209,11 @@ class CirculantOperator(LinearOperator):
 
     def row_places(self, cells: Tensor) -> list[Tensor]:
         """Where rows lie: place on every circle, after the level on the dense axis, if there is one."""
-        return _places(cells, self.row_positions, self.num_dense != (1, 1))
+        return places_of(cells, self.row_positions, self.num_dense != (1, 1))
 
     def col_places(self, cells: Tensor) -> list[Tensor]:
         """Likewise, of columns."""
-        return _places(cells, self.col_positions, self.num_dense != (1, 1))
+        return places_of(cells, self.col_positions, self.num_dense != (1, 1))
 
     def entries_at(self, first: Sequence[Tensor], second: Sequence[Tensor], batch: tuple[Any, ...] = (...,)) -> Tensor:
         """Entries between places, which broadcast. shape: (*batch, *positions)"""
@@ -280,31 +279,6 @@ class CirculantOperator(LinearOperator):
 
     def float(self, device_id: str | None = None) -> "CirculantOperator":
         return self.to(torch.float32)
-
-
-def _axes(num_dense: int, positions: Sequence[Positions]) -> tuple[int, ...]:
-    return *([num_dense] if num_dense > 1 else []), *map(_count, positions)
-
-
-def _count(positions: Positions) -> int:
-    return len(positions) if torch.is_tensor(positions) else positions
-
-
-def _places(cells: Tensor, positions: Sequence[Positions], dense: bool) -> list[Tensor]:
-    """Place on every circle, after the level on the dense axis, of cells of the block."""
-    found: list[Tensor] = []
-    for number, own in enumerate(reversed(positions), start=1):
-        last = number == len(positions) and not dense
-        level = cells if last else cells % _count(own)
-        cells = cells if last else cells // _count(own)
-        found.append(own[level] if torch.is_tensor(own) else level)
-    return [*([cells] if dense else []), *reversed(found)]
-
-
-def _equal(first: Positions, second: Positions) -> bool:
-    if torch.is_tensor(first) and torch.is_tensor(second):
-        return first is second or torch.equal(first, second)
-    return not torch.is_tensor(first) and not torch.is_tensor(second) and first == second
 
 
 def by_frequency(spectrum: Tensor, torus_dims: int) -> Tensor:

@@ -33,7 +33,7 @@ from gpytorch_gaps.operators.khatri_rao import KhatriRaoOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
-from gpytorch_gaps.posterior.wide_roots import has_two_roots, joint_covariance, two_wide_roots, wide_root
+from gpytorch_gaps.posterior.wide_roots import has_two_roots, joint_covariance, joint_root, two_wide_roots, wide_root
 from gpytorch_gaps.utils.tensors import same_values
 
 _GridOperator = SelectedKroneckerOperator | InterpolatedKroneckerOperator
@@ -206,7 +206,7 @@ class _OnTwoGrids:
             )
             self.sizes = [math.prod(root.size(-1) for root in self._train_roots)]
             return
-        roots = [_joint_root(*factors).to(train.dtype) for factors in sides]
+        roots = [joint_root(*factors).to(train.dtype) for factors in sides]
         sizes = train.row_shape
         self._train_roots = [root[..., :size, :] for root, size in zip(roots, sizes, strict=True)]
         self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
@@ -263,13 +263,6 @@ class _Dense:
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
         both = self._root @ (directions(self._root).mT @ normals[0])
         return both[..., : self._rows, :], both[..., self._rows :, :]
-
-
-def _joint_root(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
-    if train.shape == cross.shape and torch.equal(train, cross) and torch.equal(train, prior):  # the axis itself
-        root, _ = kernel_root(prior)
-        return torch.cat([root, root], -2)
-    return kernel_root(joint_covariance(train, cross, prior))[0]
 
 
 def _rotations(roots: Sequence[Tensor]) -> list[Tensor]:

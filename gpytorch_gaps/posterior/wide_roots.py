@@ -6,7 +6,7 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpytorch_gaps.autograd.kernel_root import circulant_root, symmetric_root
+from gpytorch_gaps.autograd.kernel_root import circulant_root, kernel_root, symmetric_root
 from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.factors import Factor, negative_share
 
@@ -61,3 +61,10 @@ def joint_covariance(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(*(block.shape[:-2] for block in (train, cross, prior)))
     train, cross, prior = (block.double().expand(*batch, *block.shape[-2:]) for block in (train, cross, prior))
     return torch.cat([torch.cat([train, cross.mT], -1), torch.cat([cross, prior], -1)], -2)
+
+
+def joint_root(train: Tensor, cross: Tensor, prior: Tensor) -> Tensor:
+    if train.shape == cross.shape and torch.equal(train, cross) and torch.equal(train, prior):  # the axis itself
+        root, _ = kernel_root(prior)
+        return torch.cat([root, root], -2)
+    return kernel_root(joint_covariance(train, cross, prior))[0]
