@@ -92,12 +92,12 @@ class CirculantOperator(LinearOperator):
         return self.table.dim() - len(self.torus) - 2
 
     @property
-    def rowaxes_of(self) -> tuple[int, ...]:
+    def row_axes(self) -> tuple[int, ...]:
         """Levels of every axis of the block, in rows; the dense axis, where there is one, is the first."""
         return axes_of(self.num_dense[0], self.row_positions)
 
     @property
-    def colaxes_of(self) -> tuple[int, ...]:
+    def col_axes(self) -> tuple[int, ...]:
         return axes_of(self.num_dense[1], self.col_positions)
 
     @property
