@@ -14,7 +14,15 @@ from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.grid.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.grid.protocol import GridKernel
 from gpytorch_gaps.kernels.arguments import check_all_codes, check_blocks, check_codes, check_kernels, no_fast_product
-from gpytorch_gaps.kernels.blocks import LONG_AXIS, MAX_DENSE, MAX_DENSE_AXIS, block_factor, block_points, find_lattice
+from gpytorch_gaps.kernels.blocks import (
+    LONG_AXIS,
+    LONG_SERIES,
+    MAX_DENSE,
+    MAX_DENSE_AXIS,
+    block_factor,
+    block_points,
+    find_lattice,
+)
 from gpytorch_gaps.linalg.factors import Factor
 from gpytorch_gaps.operators import KernelRowsOperator, KhatriRaoOperator, SelectedKroneckerOperator
 from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
@@ -204,7 +212,7 @@ class GappyGridKernel(GridKernel):
             own, other = [rows[axis] for axis in axes], [cols[axis] for axis in axes]
             sizes = [math.prod(map(len, side)) for side in (own, other)]
             lattice = None
-            if len(axes) > 1 or max(sizes) >= LONG_AXIS:
+            if len(axes) > 1 or max(sizes) >= (LONG_SERIES if len(self.grid.axes) == 1 else LONG_AXIS):
                 find = partial(find_lattice, kernel, own, other)
                 lattice = self._lattices.cached(("lattice", number, kernel), (*own, *other), find)
             if lattice is None and max(sizes) > (MAX_DENSE if len(axes) > 1 else MAX_DENSE_AXIS):

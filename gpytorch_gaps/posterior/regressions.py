@@ -25,6 +25,7 @@ from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
 
 _NUM_NEIGHBOURS = 320  # at most
+_NUM_NEIGHBOURS_OF_A_SERIES = 128  # at most, along one axis: those at both ends of a tile
 _LEAST_NEIGHBOURS = 8
 _TILE_POINTS = (64, 16, 4, 1)  # that may share their neighbours
 _NEIGHBOURS_PER_POINT = 4  # of a tile, at least: those of few neighbours lie around its middle
@@ -117,8 +118,9 @@ def _shared(factors: Sequence[Tensor], cells: Tensor, num_rows: int, memory: flo
         centres, members = tiles(factors, cells, size)
         by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel())
         by_flops = (3.0 * _FLOPS / len(members)) ** (1.0 / 3.0)
-        count = int(min(num_rows, _NUM_NEIGHBOURS, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
-        if count >= min(num_rows, _NEIGHBOURS_PER_POINT * size):
+        most = min(_NUM_NEIGHBOURS, _NUM_NEIGHBOURS_OF_A_SERIES) if len(factors) == 1 else _NUM_NEIGHBOURS
+        count = int(min(num_rows, most, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
+        if count >= min(num_rows, most, _NEIGHBOURS_PER_POINT * size):
             break
     return centres, members, count
 

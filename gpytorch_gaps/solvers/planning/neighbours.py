@@ -25,6 +25,7 @@ from gpytorch_gaps.solvers.preconditioning import Neighbours, preconditioner, re
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _COUNTS = (20, 40)
+_COUNTS_OF_A_SERIES = (8, 20, 40)  # along one axis, a few neighbours on either side screen an observation from the rest
 _FEWEST_ITERATIONS = 12.0  # that a solve with few neighbours is thought to take before anything is measured
 _MANY_ITERATIONS = 250.0  # an estimate that is likely to be too low: more neighbours are the safer choice
 _SAVED_BY_DOUBLING = 2.5  # times fewer iterations with twice the neighbours
@@ -51,7 +52,8 @@ def neighbour_plan(
     if "neighbours" not in config.preconditioners or not (system.terms and system.on_cells) or system.num_train < 2:
         return None
     known = config.num_neighbours or (remembered_count(system) if gradients else None) or None
-    wanted = _COUNTS if known is None else (known,)
+    counts = _COUNTS_OF_A_SERIES if all(len(term.axes) == 1 for term in system.terms) else _COUNTS
+    wanted = counts if known is None else (known,)
     first, *others = sorted({min(count, system.num_train - 1) for count in wanted})
     paid = system.is_cached(("preconditioner", Neighbours(first)))
     setup = 0.0 if paid else setup_seconds(system, first, gradients)
