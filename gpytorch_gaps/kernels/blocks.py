@@ -29,6 +29,7 @@ _PLACES_PER_LEVEL = 8  # of a lattice, beyond which coordinates count as irregul
 _FINEST = 12  # fractions of the smallest distance that are tried as a step
 _STEP_ROUNDING = 1e-6  # of a step
 _EPS_ROUNDING = 8.0  # of the coordinates, in units of eps
+_MAX_STORED_ROUNDING = 0.01  # of a step, where coordinates may have been rounded before they were read
 _MAX_STEP_ROUNDING = 0.125  # of a step, whatever the coordinates are rounded to
 _PAIRS = 64  # at which a kernel is tried
 _VARIATION = 1e-4  # of covariances that differ, over the largest
@@ -137,7 +138,10 @@ def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, 
     """
     both = torch.cat([rows, columns]).detach().double().cpu()
     away = both.sort().values.diff()
-    rounding = _EPS_ROUNDING * torch.finfo(rows.dtype).eps * float(both.abs().max())
+    rounding, of_float32 = (
+        _EPS_ROUNDING * torch.finfo(dtype).eps * float(both.abs().max()) for dtype in (rows.dtype, torch.float32)
+    )
+    was_float32 = bool((both == both.float()).all())  # as files often store coordinates, whatever they are read as
     away = away[away > rounding]
     if not len(away):
         return (1.0, 1, 1, 1) if len(rows) == len(columns) == 1 else None
@@ -153,6 +157,8 @@ def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, 
         places = (from_start / step).round()
         # beyond a fraction of a step, all coordinates would be close to some place
         allowed = min(_STEP_ROUNDING * step + rounding, _MAX_STEP_ROUNDING * step)
+        if was_float32:
+            allowed = max(allowed, min(of_float32, _MAX_STORED_ROUNDING * step))
         if bool(((from_start - places * step).abs() <= allowed).all()):
             own, other = places.long().split([len(rows), len(columns)])
             return step, _as_positions(own, rows.device), _as_positions(other, rows.device), count + 1

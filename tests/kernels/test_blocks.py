@@ -104,6 +104,16 @@ def test_missing_levels_and_other_grids():
     assert regular_positions(axis(5.0), axis(2.0, 5.0))[1:] == (pytest.approx(axis(1.0)), 2, 2)
 
 
+def test_coordinates_that_were_stored_in_float32():
+    exact = 34.3 + 0.0092739783 * torch.arange(300, dtype=torch.float64)
+    stored = exact.float().double()
+    step, rows, _, span = regular_positions(stored, stored)
+    assert (rows, span) == (300, 300)
+    assert step == pytest.approx(0.0092739783, rel=1e-5)
+    moved = exact + 3e-5 * torch.sin(torch.arange(300, dtype=torch.float64))
+    assert regular_positions(moved, moved) is None  # not by rounding
+
+
 def test_irregular_coordinates():
     generator = torch.Generator().manual_seed(0)
     scattered = torch.rand(30, generator=generator, dtype=torch.float64).sort().values
