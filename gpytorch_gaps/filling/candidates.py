@@ -153,7 +153,7 @@ def spatial_block(task: KernelTask) -> SpatialBlock | None:
     runs: list[list[int]] = [[]]
     for number, axis in enumerate(task.axes):
         free = task.given[number] is None and not task.periods[number] and axis.size > 1
-        if free and axis.kind in _SPACE and _is_regular(axis):
+        if free and axis.kind in _SPACE and is_regular(axis):
             runs[-1].append(number)
         else:
             runs.append([])
@@ -167,7 +167,10 @@ def spatial_block(task: KernelTask) -> SpatialBlock | None:
     return SpatialBlock(run, False)
 
 
-def _is_regular(axis: Axis) -> bool:
+def is_regular(axis: Axis) -> bool:
+    """Whether the points of an axis are multiples of a step."""
+    if axis.points.shape[1] > 1:
+        return False
     points = torch.from_numpy(axis.points.squeeze(-1)).double()
     return regular_positions(points, points) is not None
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
+from gpytorch_gaps.filling.candidates import is_regular
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
 from gpytorch_gaps.filling.estimates import fit_mean, label_scales, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, coordinates
@@ -16,6 +18,7 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
 from gpytorch_gaps.filling.report import Filled
+from gpytorch_gaps.kernels.blocks import LONG_AXIS
 
 _SCALED_NOTE = (
     "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
@@ -33,6 +36,10 @@ class InMemoryFilling(Filling):
         self.scales = label_scales(numbers, adapter.axes)
         self.numbers = numbers if self.scales is None else numbers / self.scales
         super().__init__(adapter, GridValues.in_memory(self.numbers, adapter.axes), options)
+
+    def _has_matrix(self, axis: Axis) -> bool:
+        """Long axes go by FFT, where they are regular and no labels."""
+        return axis.size < LONG_AXIS or axis.kind == "label" or not is_regular(axis)
 
     def condition(self, chosen: ChosenModel) -> FillModel:
         """The chosen model with all observations."""

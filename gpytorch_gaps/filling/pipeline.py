@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter
+from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, stated_error
 from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.grid_values import GridValues, choose_part
@@ -35,11 +36,15 @@ class Filling(ABC):
         self.stopwatch = Stopwatch()
         for axis in source.axes:
             needed = 8.0 * _AXIS_MATRICES * axis.size**2
-            if needed > options.memory:
+            if needed > options.memory and self._has_matrix(axis):
                 raise ValueError(
                     f"{axis.name}: got {axis.size:,} positions, whose covariance matrices take {needed / 2**30:.3g} "
                     f"GiB, expected at most {options.memory / 2**30:.3g}: pass a larger memory, or fill it in parts"
                 )
+
+    def _has_matrix(self, axis: Axis) -> bool:
+        """Whether the covariance of an axis is a matrix."""
+        return True
 
     def choose_model(self) -> ChosenModel:
         """Chooses and trains a model, without the observations that will be predicted to check it."""

@@ -29,6 +29,7 @@ _NUM_NEIGHBOURS_OF_A_SERIES = 128  # at most, along one axis: those at both ends
 _LEAST_NEIGHBOURS = 8
 _TILE_POINTS = (64, 16, 4, 1)  # that may share their neighbours
 _NEIGHBOURS_PER_POINT = 4  # of a tile, at least: those of few neighbours lie around its middle
+_NEIGHBOURS_PER_POINT_OF_A_SERIES = 2
 _FLOPS = 1e11  # for all factorisations: about ten seconds on a core
 _SHARE_OF_MEMORY = 0.5  # for coefficients
 _CHUNK_BYTES = 2.0**25  # matrices that are factorised together, with what is made on the way to them
@@ -114,13 +115,15 @@ def regressions(
 
 def _shared(factors: Sequence[Tensor], cells: Tensor, num_rows: int, memory: float) -> tuple[Tensor, Tensor, int]:
     """Centres and members of tiles, and as many neighbours as memory for coefficients, and time, allow."""
+    most, per_point = _NUM_NEIGHBOURS, _NEIGHBOURS_PER_POINT
+    if len(factors) == 1:
+        most, per_point = min(most, _NUM_NEIGHBOURS_OF_A_SERIES), _NEIGHBOURS_PER_POINT_OF_A_SERIES
     for size in _TILE_POINTS:
         centres, members = tiles(factors, cells, size)
         by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel())
         by_flops = (3.0 * _FLOPS / len(members)) ** (1.0 / 3.0)
-        most = min(_NUM_NEIGHBOURS, _NUM_NEIGHBOURS_OF_A_SERIES) if len(factors) == 1 else _NUM_NEIGHBOURS
         count = int(min(num_rows, most, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
-        if count >= min(num_rows, most, _NEIGHBOURS_PER_POINT * size):
+        if count >= min(num_rows, per_point * size):
             break
     return centres, members, count
 
