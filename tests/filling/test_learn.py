@@ -10,7 +10,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 
 from gpytorch_gaps.autograd.dense import normal_log_prob
 from gpytorch_gaps.filling.axes import describe_axes
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, SpatialBlock, candidates, spatial_block
 from gpytorch_gaps.filling.grid_values import GridValues
 from gpytorch_gaps.filling.learn import TrainingData, WindowLogLikelihood, WindowTensors, learn
 from gpytorch_gaps.filling.model import NOISE_FLOOR, ProductTerm, TrendMean, make_likelihood, make_model
@@ -71,6 +71,23 @@ def test_window_log_likelihood_against_dense_gpytorch(scales):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
 
 
+def test_window_log_likelihood_with_a_block_of_axes():
+    values = RNG.standard_normal((6, 5, 3))
+    values[RNG.random((6, 5, 3)) < 0.4] = np.nan
+    axes = describe_axes(values.shape, [np.arange(6.0), np.arange(5.0), np.array([0.0, 1.0, 3.0])])
+    terms = [ProductTerm([MaternKernel(nu=0.5, ard_num_dims=2).double(), RBFKernel().double()], 1.3, [(0, 1), (2,)])]
+    likelihood, mean = make_likelihood(1.0, share=0.1), plane(3)
+    window = whole_window(values)
+    grid = CartesianGrid([torch.from_numpy(axis.points) for axis in axes])
+    index = torch.from_numpy(np.flatnonzero(~np.isnan(values)))
+    whole = make_model(grid, index, window.values, terms, likelihood, mean)
+    ours = WindowLogLikelihood(likelihood, whole, terms, [WindowTensors.of(window, axes, mean)])(None, None)
+    theirs = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, whole.train())(
+        whole(*whole.train_inputs), window.values
+    )
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-8)
+
+
 @pytest.fixture
 def small_windows(monkeypatch):
     monkeypatch.setattr("gpytorch_gaps.filling.windows.MAX_WINDOW_OBSERVATIONS", 150)
@@ -127,6 +144,38 @@ def test_the_roughness_of_a_draw_is_recognized(kernel, noise, rough):
     found = learn(candidates(kernel_task(axes, data.variance, one_term=True)), data, steps=5, progress=False)
     assert (found.name == "Matern-1/2") == rough
     assert (found.name == "squared exponential") == (not rough)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_kernel_of_the_distance_is_recognized():
+    """A draw of an exponential kernel of the distance, which is no product over axes."""
+    axes = describe_axes([40, 30])
+    grid = CartesianGrid([torch.from_numpy(axis.points) for axis in axes])
+    kernel = MaternKernel(nu=0.5).double()
+    kernel.lengthscale = 12.0
+    root = torch.linalg.cholesky(kernel(grid.points()).to_dense().detach() + 1e-3 * torch.eye(grid.num_cells))
+    white = torch.randn(grid.num_cells, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    values = (root @ white).reshape(40, 30).numpy()
+    data = training_data(values, axes, windows=3)
+    found = learn(candidates(kernel_task(axes, data.variance)), data, steps=5, progress=False)
+    assert found.name == "Matern-1/2 of the distance"
+    assert [term.blocks for term in found.terms] == [((0, 1),)]
+
+
+@pytest.mark.parametrize(
+    ("names", "coordinates", "expected"),
+    [
+        (("y", "x"), (np.arange(6.0), np.arange(5.0)), SpatialBlock((0, 1), False)),
+        (("y", "x"), (np.arange(6.0), np.sqrt(np.arange(5.0))), None),
+        (("lat", "lon"), (np.arange(0.0, 6.0), np.arange(5.0)), SpatialBlock((0, 1), False)),
+        (("lat", "lon"), (np.arange(20.0, 80.0, 10.0), np.arange(5.0)), SpatialBlock((0, 1), True)),
+    ],
+    ids=["plane", "irregular", "close to the equator", "sphere"],
+)
+def test_axes_of_space_that_share_a_kernel(names, coordinates, expected):
+    axes = describe_axes([len(own) for own in coordinates], coordinates, names)
+    task = kernel_task(axes, 1.0)
+    assert spatial_block(task) == expected
 
 
 @pytest.mark.usefixtures("small_windows")

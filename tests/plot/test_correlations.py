@@ -310,3 +310,15 @@ def test_a_legend_covers_no_curve():
         assert not legend.overlaps(ax.get_window_extent())
         assert not legend.overlaps(ax.xaxis.get_tightbbox())
         assert figure.bbox.y0 <= legend.y0
+
+
+def test_a_kernel_of_a_block_is_shown_along_each_of_its_axes():
+    from gpytorch_gaps.plot.kernel_terms import kernel_terms
+
+    grid = gaps.CartesianGrid([range(5), range(4), range(3)])
+    place, time = MaternKernel(nu=0.5, ard_num_dims=2), RBFKernel()
+    place.lengthscale, time.lengthscale = torch.tensor([2.0, 3.0]), 4.0
+    _, ((first, second, third),) = kernel_terms(gaps.GappyGridKernel([place, time], grid, blocks=[(0, 1), (2,)]))
+    assert [own.length_scales for own in (first, second, third)] == [pytest.approx([x]) for x in (2.0, 3.0, 4.0)]
+    lags = torch.tensor([[0.0], [1.0], [2.0]])
+    np.testing.assert_allclose(second.correlation(torch.zeros(1), lags), np.exp(-np.arange(3) / 3.0), rtol=1e-6)
