@@ -17,12 +17,14 @@ from gpytorch_gaps.filling.model import (
     NOISE_FLOOR,
     NOISE_FLOOR_OF_MANY,
     FillModel,
+    ProductTerm,
     TrendMean,
     make_model,
 )
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, Window, choose_windows, whole_window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.kernels import SphereKernel
 
 NUM_WINDOWS = 6
 
@@ -100,7 +102,8 @@ def choose_model(
     listed = candidates(KernelTask(axes, variance, periods, correlations, given, limits))
     data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape))
     learned = learn(listed, data, options.steps, options.progress)
-    return ChosenModel(learned, mean, tuple(_notes(axes, periods, mean, given)))
+    notes = _about_sphere(axes, learned.terms) + _notes(axes, periods, mean, given)
+    return ChosenModel(learned, mean, tuple(notes))
 
 
 def _observations(window: Window) -> tuple[np.ndarray, np.ndarray]:
@@ -128,22 +131,25 @@ def _robust_squares(residuals: np.ndarray, rounding: float) -> np.ndarray:
     return np.minimum(squares, largest) if largest > rounding**2 else squares
 
 
+def _about_sphere(axes: Sequence[Axis], terms: Sequence[ProductTerm]) -> list[str]:
+    """That latitudes and longitudes are a plane, where they are."""
+    latitude = next((axis for axis in axes if axis.kind == "latitude"), None)
+    longitudes = [axis.name for kind in ("longitude", "circle") for axis in axes if axis.kind == kind]
+    on_sphere = all(any(isinstance(kernel, SphereKernel) for kernel in term.kernels) for term in terms)
+    if latitude is None or not longitudes or on_sphere:
+        return []
+    degrees = np.abs(latitude.points)
+    widest, narrowest = (math.cos(math.radians(value)) for value in (degrees.min(), degrees.max()))
+    return [
+        f"{latitude.name} and {longitudes[0]} are not treated as a sphere: a degree of longitude counts the same "
+        f"everywhere, though here it is {widest:.2f} to {narrowest:.2f} times one of latitude"
+    ]
+
+
 def _notes(
     axes: Sequence[Axis], periods: Sequence[Sequence[float]], mean: TrendMean, given: Sequence[object]
 ) -> list[str]:
-    notes = []
-    circle = next((axis.name for axis in axes if axis.kind == "circle"), None)
-    latitude = next((axis for axis in axes if axis.kind == "latitude"), None)
-    longitude = next((axis.name for axis in axes if axis.kind == "longitude"), circle)
-    if latitude is not None and longitude is not None:
-        degrees = np.abs(latitude.points)
-        widest, narrowest = (math.cos(math.radians(value)) for value in (degrees.min(), degrees.max()))
-        notes.append(
-            f"{latitude.name} and {longitude} are not treated as a sphere: a degree of longitude counts the same "
-            f"everywhere, though here it is {widest:.2f} to {narrowest:.2f} times one of latitude"
-        )
-    if circle is not None:
-        notes.append(f"{circle} closes to a circle")
+    notes = [f"{axis.name} closes to a circle" for axis in axes if axis.kind == "circle"][:1]
     for axis, cycles, own in zip(axes, periods, given, strict=True):
         if cycles and own is None:
             words = " and ".join(f"{period:.6g} {axis.unit}".strip() for period in cycles)
