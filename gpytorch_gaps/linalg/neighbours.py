@@ -1,4 +1,4 @@
-"""For each observed cell, the observed cells most correlated with it, under a Kronecker product.
+"""For cells of a grid, the observed cells most correlated with them, under a Kronecker product.
 
 ``corr(x, x') = prod_i corr_i(x_i, x'_i)``. On every axis, the levels are sorted by their correlation with each level.
 Combinations of the first places in these orders are then looked up, the most correlated first. Only correlations are
@@ -8,14 +8,12 @@ An axis is a matrix, or a vector by lag: see :mod:`gpytorch_gaps.linalg.axis_cor
 places are steps from a level to others. They are the same for all levels, and are sorted once.
 
 >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
->>> correlated_rows([K], torch.tensor([0, 2, 3]), 2)  # the neighbours of row 0 (cell 0) are rows 1 and 2 (cells 2, 3)
-tensor([[1, 2],
-        [2, 0],
-        [1, 0]])
->>> correlated_rows([torch.exp(-torch.arange(5.0))], torch.tensor([0, 2, 3]), 2)  # the same, by lag
-tensor([[1, 2],
-        [2, 0],
-        [1, 0]])
+>>> correlated_rows([K], torch.tensor([0, 2, 3]), torch.tensor([0, 4]), 2)  # those of cell 0 are rows 0 and 1
+tensor([[0, 1],
+        [2, 1]])
+>>> correlated_rows([torch.exp(-torch.arange(5.0))], torch.tensor([0, 2, 3]), torch.tensor([0, 4]), 2)  # by lag
+tensor([[0, 1],
+        [2, 1]])
 """
 
 import math
@@ -38,20 +36,7 @@ _COARSER = 4  # times as far apart are the levels of each coarser sub-grid on wh
 _COMPARED_WITH_ALL = 512  # first rows of an ordering, which are compared with every earlier row
 
 
-def correlated_rows(factors: Sequence[Tensor], index: Tensor, count: int) -> Tensor:
-    """For each observation, the rows of up to `count` others, the most correlated first.
-
-    :param factors: K_i, or their correlations, shape (m_i, m_i) or by lag (m_i,) each.
-    :param index: flat cell of each observation, last axis fastest, shape (N,).
-    :param count: number of neighbours.
-    :return: rows, -1 where fewer neighbours are found among the cells looked up, shape (N, count).
-    """
-    search = _Search.of(correlations(factors), index)
-    rows = torch.arange(len(index), device=index.device)
-    return search.nearest(rows, torch.full_like(rows, len(index)), count)
-
-
-def correlated_rows_of(factors: Sequence[Tensor], index: Tensor, cells: Tensor, count: int) -> Tensor:
+def correlated_rows(factors: Sequence[Tensor], index: Tensor, cells: Tensor, count: int) -> Tensor:
     """For each of some cells, gaps among them, the rows of up to `count` observations, the most correlated first.
 
     Around cells with too few observations among those looked up, in the middle of large gaps, coarser and coarser
@@ -62,11 +47,6 @@ def correlated_rows_of(factors: Sequence[Tensor], index: Tensor, cells: Tensor, 
     :param cells: flat cells, which may be observed: their own row then comes first. shape (Q,).
     :param count: number of neighbours.
     :return: rows, -1 where fewer are found, shape (Q, count).
-
-    >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
-    >>> correlated_rows_of([K], torch.tensor([0, 2, 3]), torch.tensor([4, 2]), 2)
-    tensor([[2, 1],
-            [1, 2]])
     """
     corr = correlations(factors)
     result, step = _rows_around(corr, index, cells, count, 1), _COARSER
