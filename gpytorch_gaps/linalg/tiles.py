@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.neighbours import correlations
+from gpytorch_gaps.linalg.axis_correlations import correlations
 from gpytorch_gaps.linalg.selection import ravel, unravel
 
 
