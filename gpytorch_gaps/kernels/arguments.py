@@ -63,9 +63,11 @@ def no_fast_product(kernel: Kernel, axes: Sequence[int], points: Sequence[Tensor
     )
 
 
-def check_all_codes(kernels: Any, axes: Sequence[Tensor]) -> None:
-    for axis, (kernel, points) in enumerate(zip(kernels, axes, strict=True)):
-        check_codes(f"x: the column of axis {axis}", kernel, points)
+def check_axis_codes(name: str, kernels: Any, blocks: Sequence[Sequence[int]], axes: Sequence[Tensor]) -> None:
+    """:func:`check_codes` of every axis that has a kernel of its own."""
+    for kernel, own in zip(kernels, blocks, strict=True):
+        if len(own) == 1:
+            check_codes(f"{name} {own[0]}", kernel, axes[own[0]])
 
 
 def check_codes(name: str, kernel: Kernel, points: Tensor, selects: bool = True) -> None:

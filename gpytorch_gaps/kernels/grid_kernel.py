@@ -13,7 +13,7 @@ from torch import Tensor
 from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
 from gpytorch_gaps.grid.cells import Cells, Lookups, on_grid, own_grid
 from gpytorch_gaps.grid.protocol import GridKernel
-from gpytorch_gaps.kernels.arguments import check_all_codes, check_blocks, check_codes, check_kernels, no_fast_product
+from gpytorch_gaps.kernels.arguments import check_axis_codes, check_blocks, check_codes, check_kernels, no_fast_product
 from gpytorch_gaps.kernels.blocks import (
     LONG_AXIS,
     LONG_SERIES,
@@ -91,9 +91,7 @@ class GappyGridKernel(GridKernel):
         self._lookups = Lookups()
         self.solutions = LastSolutions()
         self._lattices = TensorCache()
-        for axes, kernel in zip(self.blocks, kernels, strict=True):
-            if len(axes) == 1:
-                check_codes(f"grid: axis {axes[0]}", kernel, grid.axes[axes[0]])
+        check_axis_codes("grid: axis", kernels, self.blocks, grid.axes)
 
     @property
     def is_stationary(self) -> bool:
@@ -155,7 +153,7 @@ class GappyGridKernel(GridKernel):
         if not (fits_memory(len(scattered), width) or differentiable or self._learns()):
             return KernelRowsOperator(scattered, x, kernel=self, params=params, width=width)
         points = [block_points([cells.axes[axis] for axis in axes]) for axes in self.blocks]
-        factors = self._in_one_precision(
+        factors = _in_one_precision(
             [
                 covariance_in_float64(kernel, row, column, **params)
                 for kernel, row, column in zip(self.kernels, self._split(scattered), points, strict=True)
@@ -185,13 +183,9 @@ class GappyGridKernel(GridKernel):
 
         found = self._lookups.get("training" if training else "other", self.grid, x, look_up)
         if found is not None and found.axes[0] is not self.grid.axes[0]:
-            self._check_codes_of(found.axes)  # a kernel that shares the look-ups may have found these points
+            # a kernel that shares the look-ups may have found these points
+            check_axis_codes("x: the column of axis", self.kernels, self.blocks, found.axes)
         return found
-
-    def _check_codes_of(self, axes: Sequence[Tensor]) -> None:
-        for own, kernel in zip(self.blocks, self.kernels, strict=True):
-            if len(own) == 1:
-                check_codes(f"x: the column of axis {own[0]}", kernel, axes[own[0]])
 
     def share_lookups(self, other: "GappyGridKernel") -> None:
         """Uses the cached look-ups of another kernel on the same grid.
@@ -223,17 +217,15 @@ class GappyGridKernel(GridKernel):
                 factors.append(covariance_in_float64(kernel, own[0], other[0], **params))
             else:
                 factors.append(block_factor(kernel, own, other, lattice, not self.training, **params))
-        return self._in_one_precision(factors)
-
-    def _in_one_precision(self, factors: list[Factor]) -> list[Factor]:
-        narrow = any(factor.dtype == torch.float32 for factor in factors)
-        return [factor.float() for factor in factors] if narrow else factors
+        return _in_one_precision(factors)
 
     def _split(self, x: Tensor) -> list[Tensor]:
         """The columns of each block."""
         columns = [slice(self.grid.columns[axes[0]].start, self.grid.columns[axes[-1]].stop) for axes in self.blocks]
         parts = [x[..., own] for own in columns]
-        check_all_codes(self.kernels, parts)
+        for axes, kernel, part in zip(self.blocks, self.kernels, parts, strict=True):
+            which = f"column of axis {axes[0]}" if len(axes) == 1 else f"columns of block {axes}"
+            check_codes(f"x: the {which}", kernel, part)
         return parts
 
     def _entries(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
@@ -280,3 +272,9 @@ class GappyGridKernel(GridKernel):
             return self
         members = [kernel.expand_batch(self.batch_shape)[index] for kernel in self.kernels]
         return type(self)(members, self.grid, self.active_dims, self.blocks)
+
+
+def _in_one_precision(factors: list[Factor]) -> list[Factor]:
+    """In float32 where one of them is: a kernel that cannot be evaluated in float64."""
+    narrow = any(factor.dtype == torch.float32 for factor in factors)
+    return [factor.float() for factor in factors] if narrow else factors

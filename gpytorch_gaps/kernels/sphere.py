@@ -69,12 +69,9 @@ class SphereKernel(Kernel):
         away = self._distances(x1, x2)
         # one row of covariances with the origin, whatever the points: a kernel of the distance alone
         origin = away.new_zeros(1, 1)
-        batch = away.shape[: away.dim() - (1 if diag else 2)]
-        flat = to_dense(self.base_kernel(origin, away.reshape(-1, 1), **params)).squeeze(-2)
-        if not batch or not self.batch_shape:
-            return flat.unflatten(-1, away.shape)
-        own = self.base_kernel(origin, away.flatten(len(batch)).unsqueeze(-1), **params)
-        return to_dense(own).squeeze(-2).unflatten(-1, away.shape[len(batch) :])
+        batch_dims = away.dim() - (1 if diag else 2) if self.batch_shape else 0
+        flat = self.base_kernel(origin, away.flatten(batch_dims).unsqueeze(-1), **params)
+        return to_dense(flat).squeeze(-2).unflatten(-1, away.shape[batch_dims:])
 
     def _distances(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Distances of points that broadcast, without loss of digits for close ones."""
