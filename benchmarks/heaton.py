@@ -36,8 +36,8 @@ FIELDS = ("satellite", "simulated")
 METHODS = ("own", "fill")
 MOVED = (60, 110)  # cells by which the clouds are moved
 DRAWN_WITH = {"variance": 16.40771, "range": 1 / 0.75, "nugget": 0.05}
-"""Of the simulated field: ``RMmatern(nu=0.5, scale=1/0.75, var=16.40771) + RMnugget(var=0.05)``, mean 44.49105, in
-``Code/FormatData/FormatData.R`` of GitHub finnlindgren/heatoncomparison."""
+"""The simulated field was drawn from ``RMmatern(nu=0.5, scale=1/0.75, var=16.40771) + RMnugget(var=0.05)``, with mean
+44.49105: ``Code/FormatData/FormatData.R`` of GitHub finnlindgren/heatoncomparison."""
 PUBLISHED: dict[str, dict[str, float]] = {
     "satellite": {"SPDE": 1.53, "NNGP": 1.64, "LatticeKrig": 1.68},
     "simulated": {},

@@ -99,7 +99,7 @@ def table_by_fill_gaps(child: Child, hours: int, stations: int, options: argpars
 
 
 def report_scores(child: Child, table: Table, errors: np.ndarray, deviation: np.ndarray) -> None:
-    """Of the gaps."""
+    """Reports how good the filling is in the gaps."""
     scores = score_errors(torch.from_numpy(errors[table.gaps]), torch.from_numpy(deviation[table.gaps]))
     child.report(outcome="done", scores=scores.as_dict())
 

@@ -93,7 +93,7 @@ class WindowTensors:
         return cls(grid, picks, points, index, window.values, window.values - mean(points))
 
     def covariance(self, kernel: Kernel, axes: Sequence[int]) -> Tensor:
-        """Of a kernel on an axis, or a block of axes, at the observations. shape: (N, N)"""
+        """The covariance of the observations, for a kernel on an axis or a block of axes. shape: (N, N)"""
         if len(axes) == 1:
             pick = self.picks[axes[0]]
             return pick @ kernel(self.grid.axes[axes[0]]).to_dense() @ pick.mT

@@ -143,7 +143,7 @@ def test_grids(name, kernel, distance):
 
 
 def test_gradients():
-    """Of every hyperparameter on the grid; and of scattered points."""
+    """With respect to every hyperparameter, on the grid and at scattered points."""
     grid = gaps.CartesianGrid([POLES, CIRCLE])
     own = make("a sum")
     block = gaps.GappyGridKernel([own], grid, blocks=[(0, 1)])

@@ -75,7 +75,7 @@ def test_entries(name, batch):
 @batches
 @factors
 def test_covariances_along_every_axis(name, batch):
-    """Of neighbours that differ along one axis alone: the first of the others, as all are alike, or their mean."""
+    """Covariances of cells that differ along one axis alone; the mean over the levels of a dense axis."""
     factor = FACTORS[name](batch=batch)
     shape = own.factor_axes(factor)
     matrix = written(factor).reshape(-1, *shape, *shape).mean(0)

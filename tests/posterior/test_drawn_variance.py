@@ -4,9 +4,7 @@ The regressions that they and predictions left out rest on are compared with den
 """
 
 import math
-import warnings
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
@@ -21,12 +19,7 @@ from tests.workflow._pairs import CASES, Model, with_length
 NUS = {"matern12": 0.5, "matern32": 1.5}
 
 
-@pytest.fixture(autouse=True)
-def _warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", gaps.ApproximateVarianceWarning)
-        warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("estimates_are_errors")
 
 
 def grid_kernel(kind, grid, length):

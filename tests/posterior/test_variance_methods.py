@@ -1,7 +1,6 @@
 """Variances of posteriors by every method, against dense algebra: values, stated errors, reports, settings, memory."""
 
 import math
-import warnings
 
 import gpytorch
 import linear_operator
@@ -20,13 +19,7 @@ from tests.workflow._pairs import CASES, Model, gappy, with_length
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
 
 
-@pytest.fixture(autouse=True)
-def _warnings():
-    """Those of training points used for testing are no concern here; others are errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", gaps.ApproximateVarianceWarning)
-        warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("estimates_are_errors")
 
 
 def problem(seed=0, shape=(12, 10), fraction=None, lengths=None, noise=None):

@@ -30,6 +30,14 @@ def pairs_of_parameters(pair):
 def test_likelihood_gradients_and_posterior(case, max_cholesky):
     pair = CASES[case]()
     assert 1_300 <= pair.ours.train_targets.size(-1) <= 1_800
+    agrees_with_dense(pair, max_cholesky)
+
+
+def agrees_with_dense(pair, max_cholesky):
+    """Log-likelihood, gradients and posterior of both models of a pair.
+
+    :param max_cholesky: up to which size ours is factorised.
+    """
     with (
         gaps.settings.logdet_method("exact"),
         gaps.settings.train_tolerance(1e-11),
