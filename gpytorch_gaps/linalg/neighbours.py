@@ -95,7 +95,7 @@ def earlier_rows(
     """
     search = _Search.of(corr, index, rank)
     result = torch.full((len(index), count), -1, dtype=torch.long, device=index.device)
-    order = rank.argsort()
+    order = search.order
     first = order[: max(_COMPARED_WITH_ALL, 2 * count)]
     result[first] = search.nearest_of_all(first, count)
     if len(order) <= len(first):
@@ -116,37 +116,33 @@ class _Search:
 
     :param corr: ``|corr_i|`` of every axis, a matrix or by lag.
     :param index: flat cell of each row.
-    :param rank: of each row; a neighbour must have a lower one than is asked for.
-    :param row_of: row of each cell, -1 for gaps; of rows that share a cell, the first in rank. After the last cell,
-        there is one more gap: a cell -1 is no cell.
+    :param rank_of: rank of the observation of each cell, N for gaps; of rows that share a cell, the first. After the
+        last cell, there is one more gap: a cell -1 is no cell.
+    :param order: row at each rank.
     :param kept: the levels of the sub-grid on each axis; of an axis by lag, all multiples of one number.
     """
 
     corr: Sequence[Tensor]
     index: Tensor
-    rank: Tensor
-    row_of: Tensor
+    rank_of: Tensor
+    order: Tensor
     kept: Sequence[Tensor]
 
     @classmethod
     def of(cls, corr: Sequence[Tensor], index: Tensor, rank: Tensor | None = None) -> "_Search":
         rank = torch.arange(len(index), device=index.device) if rank is None else rank
         num_cells = math.prod(len(axis) for axis in corr)
-        first = torch.full((num_cells + 1,), len(index), dtype=torch.long, device=index.device)
-        first = first.scatter_reduce(0, index, rank, "amin")
-        row_of = torch.full_like(first, -1)
-        is_first = rank == first[index]
-        rows = torch.arange(len(index), device=index.device)
-        row_of = row_of.scatter_reduce(0, index, torch.where(is_first, rows, -1), "amax")
+        rank_of = torch.full((num_cells + 1,), len(index), dtype=torch.long, device=index.device)
+        rank_of = rank_of.scatter_reduce(0, index, rank, "amin")
         kept = [torch.arange(len(axis), device=index.device) for axis in corr]
-        return cls(corr, index, rank, row_of, kept)
+        return cls(corr, index, rank_of, rank.argsort(), kept)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(axis) for axis in self.corr)
 
     def on_subgrid(self, kept: Sequence[Tensor]) -> "_Search":
-        return _Search(self.corr, self.index, self.rank, self.row_of, kept)
+        return _Search(self.corr, self.index, self.rank_of, self.order, kept)
 
     def nearest_of_all(self, rows: Tensor, count: int) -> Tensor:
         """For each of some rows, given in order, the most correlated rows before it. shape: (q,) -> (q, count)"""
@@ -200,13 +196,14 @@ class _Search:
         cells = torch.zeros((), dtype=torch.long, device=rows.device)
         for axis, level, place in zip(axes, unravel(self.index[rows], self.shape), places, strict=True):
             cells = cells + axis.cells(level, place)
-        found = self.row_of[cells.clamp_min_(-1)]  # shape: (q, candidates)
-        fits = (found >= 0) & (self.rank[found] < below.unsqueeze(-1)) & (found != rows.unsqueeze(-1))
+        found = self.rank_of[cells.clamp_min_(-1)]  # shape: (q, candidates)
+        fits = found < below.unsqueeze(-1)
         number = fits.cumsum(-1)
         # those beyond `count`, and all that do not fit, go to a last column that is dropped
         target = torch.where(fits & (number <= count), number - 1, count)
-        result = torch.full((len(rows), count + 1), -1, dtype=torch.long, device=rows.device)
-        return result.scatter_(-1, target, found)[:, :count]
+        ranks = torch.full((len(rows), count + 1), -1, dtype=torch.long, device=rows.device)
+        ranks = ranks.scatter_(-1, target, found)[:, :count]
+        return torch.where(ranks >= 0, self.order[ranks], -1)
 
 
 @dataclass(frozen=True)

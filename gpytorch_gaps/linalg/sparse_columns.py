@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.sparse_rows import compressed_rows, without_notes
+from gpytorch_gaps.linalg.sparse_rows import compressed_rows, transposed_rows
 
 _SWEEPS_BETWEEN_READS = 20  # of a triangular solve on a device
 
@@ -52,8 +52,7 @@ class SparseColumns:
     @cached_property
     def _by_row(self) -> Tensor:
         """U as compressed sparse rows."""
-        with without_notes():
-            return self._by_column.t().to_sparse_csr()
+        return transposed_rows(self._by_column)
 
     def matmul(self, x: Tensor) -> Tensor:
         """``U x``. shape: (N, C)"""
@@ -78,9 +77,8 @@ class SparseColumns:
         """``U^-1 x``. shape: (N, C)"""
         if not self._has_solves:
             return self._by_sweeps(self._product, x)
-        order, lower = self._in_order
-        with without_notes():
-            return _triangular_solve(x[order], lower.t().to_sparse_csr(), upper=True)[self.rank]
+        order, _ = self._in_order
+        return _triangular_solve(x[order], self._upper_in_order, upper=True)[self.rank]
 
     @cached_property
     def _in_order(self) -> tuple[Tensor, Tensor]:
@@ -88,6 +86,11 @@ class SparseColumns:
         order = self.rank.argsort()
         own = self.rows[order]
         return order, _compressed(torch.where(own >= 0, self.rank[own], -1), self.values[order])
+
+    @cached_property
+    def _upper_in_order(self) -> Tensor:
+        """U with its rows and columns in order, upper triangular."""
+        return transposed_rows(self._in_order[1])
 
     def _product(self, x: Tensor, width: int) -> Tensor:
         """The product with the first `width` entries of every column of U. shape: (N, C)"""
