@@ -26,6 +26,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
 from gpytorch_gaps.linalg.positions import Positions, axes_of, count, places_of, same_positions
+from gpytorch_gaps.utils.tensors import look_up
 
 _CACHED_NUMBERS = 2**18  # on a torus, transformed together: 2 MiB
 _FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
@@ -217,7 +218,6 @@ class CirculantOperator(LinearOperator):
 
     def entries_at(self, first: Sequence[Tensor], second: Sequence[Tensor], batch: tuple[Any, ...] = (...,)) -> Tensor:
         """Entries between places, which broadcast. shape: (*batch, *positions)"""
-        # one flat index: far faster than one index an axis
         flat: Any = 0
         if self.num_dense != (1, 1):
             flat = first[0] * self.num_dense[1] + second[0]
@@ -225,7 +225,8 @@ class CirculantOperator(LinearOperator):
         for places, start, end in zip(self.torus, first, second, strict=True):
             lag = (start - end).abs()
             flat = flat * (places // 2 + 1) + torch.minimum(lag, places - lag)
-        return self.table.flatten(self._dense_dim)[(*batch, flat)]
+        table = self.table.flatten(self._dense_dim)
+        return look_up(table, flat) if batch == (...,) else table[(*batch, flat)]
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
         return self.entries(row_index, col_index, batch_indices or (...,))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.linalg.circulant import CirculantOperator, by_frequency
+from gpytorch_gaps.utils.tensors import look_up
 
 Factor = Tensor | CirculantOperator
 _NEGATIVE_ROUNDING = 1e-10  # of the largest eigenvalue
@@ -64,7 +65,9 @@ def entries_at(
     """Some entries between places, which broadcast. Differentiable. shape: (*batch, *positions)"""
     if isinstance(factor, CirculantOperator):
         return factor.entries_at(rows, columns, batch)
-    return factor[(*batch, rows[0], columns[0])]
+    if batch != (...,):
+        return factor[(*batch, rows[0], columns[0])]
+    return look_up(factor.flatten(-2), rows[0] * factor.size(-1) + columns[0])
 
 
 def factor_axes(factor: Factor) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from torch import Tensor
 from gpytorch_gaps.linalg.axis_correlations import axis_entries, correlations
 from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.linalg.selection import ravel, unravel
+from gpytorch_gaps.utils.tensors import look_up
 
 _CANDIDATES_PER_NEIGHBOUR = (4, 16, 64)  # cells that are looked up for each neighbour wanted, round by round
 _MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
@@ -117,7 +118,7 @@ class _Search:
     :param corr: ``|corr_i|`` of every axis, a matrix or by lag.
     :param index: flat cell of each row.
     :param rank_of: rank of the observation of each cell, N for gaps; of rows that share a cell, the first. After the
-        last cell, there is one more gap: a cell -1 is no cell.
+        last cell, there is one more gap, which stands for cells that do not exist.
     :param order: row at each rank.
     :param kept: the levels of the sub-grid on each axis; of an axis by lag, all multiples of one number.
     """
@@ -196,7 +197,7 @@ class _Search:
         cells = torch.zeros((), dtype=torch.long, device=rows.device)
         for axis, level, place in zip(axes, unravel(self.index[rows], self.shape), places, strict=True):
             cells = cells + axis.cells(level, place)
-        found = self.rank_of[cells.clamp_min_(-1)]  # shape: (q, candidates)
+        found = look_up(self.rank_of, torch.where(cells < 0, self.rank_of.numel() - 1, cells))  # shape: (q, candidates)
         fits = found < below.unsqueeze(-1)
         number = fits.cumsum(-1)
         # those beyond `count`, and all that do not fit, go to a last column that is dropped

@@ -116,9 +116,7 @@ def transposed_rows(matrix: Tensor) -> Tensor:
     """
     parts = matrix.values(), matrix.col_indices(), matrix.crow_indices()
     by_column = csr_array(tuple(part.numpy() for part in parts), shape=tuple(matrix.shape)).tocsc()
-    starts, columns, values = (
-        torch.from_numpy(part) for part in (by_column.indptr, by_column.indices, by_column.data)
-    )
+    starts, columns, values = (torch.from_numpy(part) for part in (by_column.indptr, by_column.indices, by_column.data))
     return compressed_rows(starts, columns, values, (matrix.size(1), matrix.size(0)))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from gpytorch_gaps.linalg.selection import kron_entries_at, select_cells, spread_cells
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
+from gpytorch_gaps.utils.tensors import look_up
 from gpytorch_gaps.utils.threads import threads_for
 
 _ROUNDINGS_OF_A_RESIDUAL = 8.0  # of a float64 product and residual, in units of eps
@@ -171,7 +172,7 @@ class NoisySystem:
         total: Any = 0.0
         for term in self.terms:
             places = self.cached(("places", term), partial(term.places, self.train_index))
-            own, other = ([[place[side] for place in every] for every in places] for side in (rows, columns))
+            own, other = ([[look_up(place, side) for place in every] for every in places] for side in (rows, columns))
             total = total + kron_entries_at(term.factors(), own, other)
         return total if self.other is None else total + self.other.entries(rows, columns)
 
