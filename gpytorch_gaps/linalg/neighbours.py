@@ -227,7 +227,8 @@ class _Table:
 
     def cells(self, level: Tensor, place: Tensor) -> Tensor:
         """shape: (q,) and (candidates,) -> (q, candidates)"""
-        return self.added[torch.searchsorted(self.kept, level).unsqueeze(-1), place]
+        rows = torch.searchsorted(self.kept, level).unsqueeze(-1) * self.added.size(-1)
+        return look_up(self.added.flatten(), rows + place)
 
 
 @dataclass(frozen=True)

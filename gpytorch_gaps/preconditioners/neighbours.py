@@ -191,26 +191,24 @@ def _conditional(entries: Entries, noise: Tensor, rows: Tensor) -> tuple[Tensor,
     :return: shape (*batch, q, k + 1) and (*batch, q)
     """
     has, safe = rows >= 0, torch.where(rows >= 0, rows, rows[:, -1:])
-    # a missing neighbour is independent of all others. Only the lower triangle is read
-    lines = [_line(entries, safe, has, j) for j in range(rows.size(-1))]
+    # only the lower triangle is read. Line j: the covariances of neighbour j with those up to itself
+    lines = [entries(safe[:, j : j + 1], safe[:, : j + 1]) for j in range(rows.size(-1))]
     own_noise = noise.unsqueeze(-1) if noise.size(-1) == 1 else noise[..., safe]
     own_noise = torch.where(has, own_noise, 1.0)  # shape: (*batch, q, k + 1)
     batch = torch.broadcast_shapes(lines[0].shape[:-2], own_noise.shape[:-2])
     block = lines[0].new_zeros(*batch, *rows.shape, rows.size(-1))
     for j, line in enumerate(lines):
         block[..., j, : j + 1] = line
+    lacking = (~has).any(-1).nonzero().squeeze(-1)
+    if len(lacking):  # a missing neighbour is independent of all others
+        some = has[lacking]
+        block[..., lacking, :, :] *= some.unsqueeze(-1) & some.unsqueeze(-2)
     block.diagonal(dim1=-2, dim2=-1).add_(own_noise)
     factor = _cholesky(block)
     last = torch.zeros_like(block[..., :1])
     last[..., -1, :] = 1.0
     column = torch.linalg.solve_triangular(factor.mT, last, upper=True).squeeze(-1)
     return torch.where(has, column, 0.0), 2.0 * factor[..., -1, -1].log()
-
-
-def _line(entries: Entries, rows: Tensor, has: Tensor, j: int) -> Tensor:
-    """Covariances of neighbour j with those up to itself. shape: (*batch, q, j + 1)"""
-    values = entries(rows[:, j : j + 1], rows[:, : j + 1])
-    return torch.where(has[:, j : j + 1] & has[:, : j + 1], values, 0.0)
 
 
 def _cholesky(block: Tensor) -> Tensor:
