@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpytorch_gaps.autograd.first_order import refuse_second_order
-from gpytorch_gaps.linalg.circulant import CirculantOperator, by_frequency
+from gpytorch_gaps.linalg.circulant import CirculantOperator
+from gpytorch_gaps.linalg.frequencies import by_frequency
 
 
 def kernel_root(matrix: Tensor, floor: float | None = None) -> tuple[Tensor, Tensor]:

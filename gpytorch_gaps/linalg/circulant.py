@@ -25,10 +25,12 @@ from linear_operator.operators import LinearOperator
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
+from gpytorch_gaps.linalg.frequencies import filtered, stored_by_frequency
 from gpytorch_gaps.linalg.positions import Positions, axes_of, count, places_of, same_positions
 from gpytorch_gaps.utils.tensors import look_up
 
 _CACHED_NUMBERS = 2**18  # on a torus, transformed together: 2 MiB
+_NUMBERS_PER_MATRIX = 2**22  # likewise, with a dense axis: few passes over its matrices, one for every frequency
 _FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
 
 
@@ -148,7 +150,7 @@ class CirculantOperator(LinearOperator):
         for dim, places in zip(self._torus_dims, torus, strict=True):
             lags = torch.arange(places, device=around.device)
             around = around.index_select(dim, torch.minimum(lags, places - lags))
-        found = torch.fft.rfftn(around, dim=self._torus_dims).real.contiguous()
+        found = stored_by_frequency(torch.fft.rfftn(around, dim=self._torus_dims).real, len(self.torus))
         if known:
             self._spectra[dtype, torus] = found
         return found
@@ -169,12 +171,14 @@ class CirculantOperator(LinearOperator):
 
     def _columns_at_once(self, x: Tensor) -> int:
         """Columns that are transformed together: on a CPU, no more than a cache holds."""
+        if x.device.type != "cpu":
+            return max(1, x.size(-len(self.torus) - 2))
         numbers = math.prod(self.inner) * max(self.num_dense) * self.batch_shape.numel()
-        return max(1, _CACHED_NUMBERS // numbers) if x.device.type == "cpu" else max(1, x.size(-len(self.torus) - 2))
+        return max(1, (_CACHED_NUMBERS if self.num_dense == (1, 1) else _NUMBERS_PER_MATRIX) // numbers)
 
     def _filter(self, spectrum: Tensor, x: Tensor) -> Tensor:
         """Values at columns to values at rows. shape: (..., C, b, m_1, ..., m_s) -> (..., C, a, q_1, ..., q_s)"""
-        return self._inverse(_filtered(spectrum, self._transformed(x), len(self.torus)))
+        return self._inverse(filtered(spectrum, self._transformed(x), len(self.torus)))
 
     def _transformed(self, x: Tensor) -> Tensor:
         """Values at the columns, on the torus, transformed one axis at a time: earlier axes are still short.
@@ -280,21 +284,3 @@ class CirculantOperator(LinearOperator):
 
     def float(self, device_id: str | None = None) -> "CirculantOperator":
         return self.to(torch.float32)
-
-
-def by_frequency(spectrum: Tensor, torus_dims: int) -> Tensor:
-    """shape: (*batch, a, b, *frequencies) -> (*batch, frequencies, a, b)"""
-    return spectrum.flatten(-torus_dims).movedim(-1, -3)
-
-
-def _filtered(spectrum: Tensor, x: Tensor, torus_dims: int) -> Tensor:
-    """``L x`` at every frequency. shape: (*batch, a, b, *f) and (*batch, C, b, *f) -> (*batch, C, a, *f)"""
-    dense_dim = -torus_dims - 2
-    if spectrum.size(dense_dim) == spectrum.size(dense_dim + 1) == 1:
-        return spectrum.squeeze(dense_dim).unsqueeze(dense_dim) * x
-    frequencies = x.shape[-torus_dims:]
-    # complex numbers as two columns of a real product, one matrix for each frequency
-    parts = torch.view_as_real(x.flatten(-torus_dims)).movedim(-2, -4)  # shape: (*batch, f, C, b, 2)
-    image = by_frequency(spectrum, torus_dims) @ parts.movedim(-2, -3).flatten(-2)  # shape: (*batch, f, a, C * 2)
-    image = image.unflatten(-1, (x.size(dense_dim), 2)).movedim(-4, -2).contiguous()  # shape: (*batch, a, C, f, 2)
-    return torch.view_as_complex(image).transpose(-3, -2).unflatten(-1, frequencies)

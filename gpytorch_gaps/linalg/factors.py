@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.circulant import CirculantOperator, by_frequency
+from gpytorch_gaps.linalg.circulant import CirculantOperator
+from gpytorch_gaps.linalg.frequencies import by_frequency
 from gpytorch_gaps.utils.tensors import look_up
 
 Factor = Tensor | CirculantOperator
@@ -84,6 +85,36 @@ def axis_covariances(factors: Iterable[Factor]) -> list[Tensor]:
     return [toeplitz(own) if own.dim() == 1 and len(own) <= _SHORT_AXIS else own for own in every]
 
 
+def joint_covariances(factors: Sequence[Factor]) -> list[Tensor]:
+    """Like :func:`axis_covariances`, but a block of a dense and a regular axis is one matrix by lag, (a, a, q).
+
+    On the sphere, how fast covariances decay along a circle of latitude depends on the latitude. Of several such
+    blocks, this is done for the first.
+    """
+    found: list[Tensor] = []
+    for factor in factors:
+        table = None if any(own.dim() == 3 for own in found) else _matrix_by_lag(factor)
+        found += axis_covariances([factor]) if table is None else [table]
+    return found
+
+
+def _matrix_by_lag(factor: Factor) -> Tensor | None:
+    """The covariances of a dense axis by lag along a regular one, the mean over a batch; None for other factors."""
+    if not isinstance(factor, CirculantOperator) or factor.num_dense == (1, 1) or len(factor.torus) != 1:
+        return None
+    (places,), (positions,) = factor.torus, factor.row_positions
+    if torch.is_tensor(positions) or not (positions == places or 2 * positions - 1 <= places):
+        return None
+    lag = torch.arange(positions, device=factor.device)
+    return _batch_mean(factor)[..., torch.minimum(lag, places - lag)]
+
+
+def _batch_mean(factor: Factor) -> Tensor:
+    """The tensor that a factor is made of, detached, the mean over a batch."""
+    tensor, batch = leaf(factor).detach(), len(factor.shape) - 2
+    return tensor.flatten(0, batch - 1).mean(0) if batch else tensor
+
+
 def toeplitz(lags: Tensor) -> Tensor:
     """The matrix of covariances by lag. shape: (m,) -> (m, m)"""
     level = torch.arange(len(lags), device=lags.device)
@@ -91,9 +122,7 @@ def toeplitz(lags: Tensor) -> Tensor:
 
 
 def _axis_covariances(factor: Factor) -> list[Tensor]:
-    tensor = leaf(factor).detach()
-    batch = len(factor.shape) - 2
-    mean = tensor.flatten(0, batch - 1).mean(0) if batch else tensor
+    mean = _batch_mean(factor)
     if not isinstance(factor, CirculantOperator):
         return [mean]
     origin: tuple[Any, ...] = (..., *[0] * len(factor.torus))

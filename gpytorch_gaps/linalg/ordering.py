@@ -9,6 +9,9 @@ length-scale is refined late, and an axis of labels is ordered like any other.
 An axis that is given by lag is bisected instead, which on a regular axis comes to nearly the same: first the multiples
 of a large power of two, then of half of it, down to one. Its levels up to some generation are the multiples of a power
 of two, and nothing larger than the vector of lags is formed.
+
+In a matrix by lag, each line is bisected by its own correlations. Circles of latitude near a pole, whose points are
+close together, are thus refined later than the equator.
 """
 
 from collections.abc import Sequence
@@ -26,8 +29,8 @@ _MIXERS = (0x9E3779B1, 0x85EBCA77)  # odd constants of 32 bits
 def generations(corr: Sequence[Tensor]) -> list[Tensor]:
     """The generation of every level of every axis; 0 is the coarsest, and those of all axes are comparable.
 
-    :param corr: ``|corr_i|``, shape (m_i, m_i) or by lag (m_i,) each.
-    :return: integers, shape (m_i,) each.
+    :param corr: ``|corr_i|``, shape (m_i, m_i), or by lag (m_i,) or (a_i, a_i, q_i), each.
+    :return: integers, one for every level, shape (m_i,) each.
 
     >>> lags = (torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs()
     >>> generations([torch.exp(-0.1 * lags)])
@@ -37,7 +40,7 @@ def generations(corr: Sequence[Tensor]) -> list[Tensor]:
     """
     rounded = []
     for axis in corr:
-        distances = _bisected(axis) if axis.dim() == 1 else _taken(axis)
+        distances = (_bisected, _taken, _taken_line_by_line)[axis.dim() - 1](axis)
         logs = distances.clamp_min(torch.finfo(axis.dtype).eps).log()
         rounded.append((-logs / _E_FOLDS_PER_GENERATION).round().long())
     known = torch.unique(torch.cat(rounded))
@@ -48,6 +51,12 @@ def _taken(corr: Tensor) -> Tensor:
     """The distance at which every level is taken, farthest first. shape: (m, m) -> (m,)"""
     order, distances = farthest_first(corr)
     return torch.empty_like(distances).scatter_(0, order, distances)
+
+
+def _taken_line_by_line(corr: Tensor) -> Tensor:
+    """The lines are taken farthest first, and every line is bisected. shape: (a, a, q) -> (a * q,)"""
+    lines = _taken(corr[..., 0]).unsqueeze(-1)
+    return torch.minimum(lines, _bisected(corr.diagonal().mT)).flatten()
 
 
 def farthest_first(corr: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +73,7 @@ def farthest_first(corr: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bisected(corr: Tensor) -> Tensor:
-    """The distance of every level from those before it, where an axis is bisected. shape: by lag (m,) -> (m,)
+    """The distance of every level from those before it, where an axis is bisected. shape: by lag (..., m) -> (..., m)
 
     A level that is an odd multiple of ``2^k`` comes after all multiples of ``2^(k + 1)``. Its lags from these are odd
     multiples of ``2^k``, hence
@@ -75,12 +84,14 @@ def _bisected(corr: Tensor) -> Tensor:
     k. Smaller k then have that distance too: their levels are one generation, in a scattered order. Bisected all the
     same, hours with a daily cycle that fades within weeks take up to three times as many iterations.
     """
-    depth = (len(corr) - 1).bit_length()
-    level = torch.arange(len(corr), device=corr.device)
+    size = corr.size(-1)
+    depth = (size - 1).bit_length()
+    level = torch.arange(size, device=corr.device)
     power = torch.where(level > 0, level & -level, 2**depth)  # the first level comes first
     k = power.to(corr.dtype).log2().round().long()
-    nearest = corr.new_zeros(depth + 1).scatter_reduce(0, k, torch.where(level > 0, corr, 0.0), "amax")
-    return (1.0 - nearest).flip(0).cummin(0).values.flip(0)[k]
+    nearest = corr.new_zeros(*corr.shape[:-1], depth + 1)
+    nearest = nearest.scatter_reduce(-1, k.expand_as(corr), torch.where(level > 0, corr, 0.0), "amax")
+    return (1.0 - nearest).flip(-1).cummin(-1).values.flip(-1)[..., k]
 
 
 def coarse_to_fine(generation: Sequence[Tensor], index: Tensor) -> Tensor:

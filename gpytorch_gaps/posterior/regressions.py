@@ -16,7 +16,7 @@ import torch
 from linear_operator.operators import DenseLinearOperator, LinearOperator, MatmulLinearOperator, RootLinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.linalg.factors import axis_covariances
+from gpytorch_gaps.linalg.factors import axis_covariances, joint_covariances
 from gpytorch_gaps.linalg.neighbours import correlated_rows
 from gpytorch_gaps.linalg.selection import kron_entries, unravel
 from gpytorch_gaps.linalg.tiles import tiles
@@ -98,7 +98,7 @@ def regressions(
         return Regressions.on_nothing(variance)
     factors = [own.double() for own in axis_covariances(first.factors)]
     centres, members, count = _shared(factors, first.row_index if cells is None else cells, train.size(-1), memory)
-    rows = correlated_rows(factors, first.row_index, centres, count)
+    rows = correlated_rows([own.double() for own in joint_covariances(first.factors)], first.row_index, centres, count)
     noise = train._diag_tensor._diagonal().detach().double()
     regression = _Regression(summands(kernel), summands(cross), noise, variance.detach(), cells is None)
     bytes_each = _BYTES_PER_ENTRY * count**2 * max(map(_width, (*regression.train, *regression.cross)))

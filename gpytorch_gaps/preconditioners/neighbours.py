@@ -38,7 +38,7 @@ class NeighbourLists:
 
     :param rows: of the neighbours, -1 for none, shape (N, k).
     :param rank: place of each observation in the ordering, shape (N,).
-    :param corr: ``|corr_i|`` of every axis that they were found with, shape (m_i, m_i) or by lag (m_i,) each.
+    :param corr: ``|corr_i|`` of every axis that they were found with, as :func:`neighbour_lists` takes them.
     """
 
     rows: Tensor
@@ -48,12 +48,12 @@ class NeighbourLists:
     def still_serve(self, factors: Sequence[Tensor]) -> bool:
         """Whether the correlations along all axes are still close to those the neighbours were found with.
 
-        :param factors: K_i, shape (m_i, m_i) or by lag (m_i,) each. An axis that has become another kind of axis is not
+        :param factors: K_i, as :func:`neighbour_lists` takes them. An axis that has become another kind of axis is not
             compared: new neighbours are found.
         """
-        pairs = list(zip(correlations(factors), self.corr, strict=True))
-        if any(new.dim() != old.dim() for new, old in pairs):
+        if [own.shape for own in factors] != [own.shape for own in self.corr]:
             return False
+        pairs = zip(correlations(factors), self.corr, strict=True)
         changes = [relative_change(new, old) for new, old in pairs]
         return bool(torch.stack(changes).max() <= _MOVED)
 
@@ -63,7 +63,8 @@ def neighbour_lists(factors: Sequence[Tensor], index: Tensor, count: int) -> Nei
 
     :param factors: K_i, shape (m_i, m_i) each. Only their correlations count. Of a stationary kernel on a regular axis,
         a vector of shape (m_i,) will do: entry l is the covariance of two levels that are l apart. No matrix is formed
-        for it, so the axis may have millions of levels.
+        for it, so the axis may have millions of levels. Latitude and longitude on the sphere are one axis of shape
+        (a_i, a_i, q_i): :mod:`gpytorch_gaps.linalg.axis_correlations` has all three.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
     :param count: neighbours of each observation, at most.
 

@@ -19,6 +19,7 @@ from gpytorch_gaps.linalg.factors import (
     asymmetry,
     axis_covariances,
     factor_axes,
+    joint_covariances,
     leaf,
     row_norm_squared,
     row_places,
@@ -81,6 +82,10 @@ class KroneckerTerm:
     def axis_covariances(self) -> list[Tensor]:
         """Covariances along every axis, the mean over a batch: a matrix (m, m), or a vector (m,) by lag."""
         return axis_covariances(self.factors())
+
+    def joint_covariances(self) -> list[Tensor]:
+        """Likewise, with one matrix by lag (a, a, q) for a block of a dense and a regular axis."""
+        return joint_covariances(self.factors())
 
     @property
     def has_eigenbasis(self) -> bool:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpytorch_gaps.linalg.axis_correlations import num_levels
 from gpytorch_gaps.linalg.factors import toeplitz
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.preconditioners.neighbours import NeighbourLists, NeighbourPreconditioner, neighbour_lists
@@ -265,23 +266,27 @@ def _finest_axes(system: NoisySystem) -> tuple[int, ...]:
 def _typical_covariances(system: NoisySystem) -> list[Tensor]:
     """Along every axis, the mean of the terms weighted by their variances, and over a batch.
 
-    shape: (m_i, m_i) each, or (m_i,), by lag, where all terms are stationary along a regular axis
+    shape: (m_i, m_i) each, or by lag where all terms are stationary along a regular axis: (m_i,), or (a_i, a_i, q_i)
+    for a block of a dense and a regular axis
     """
     axes = _finest_axes(system)
     terms = [term for term in system.terms if term.axes == axes]
     shares = [term.trace(system.train_index).mean() for term in terms]
-    found = [term.axis_covariances() for term in terms]
-    return [_mean([own[axis] for own in found], shares) for axis in range(len(axes))]
+    found = [term.joint_covariances() for term in terms]
+    if len({tuple(map(num_levels, own)) for own in found}) > 1:  # not all of them have the same block
+        found = [term.axis_covariances() for term in terms]
+    return [_mean(own, shares) for own in zip(*found, strict=True)]
 
 
 def _mean(covariances: Sequence[Tensor], shares: Sequence[Tensor]) -> Tensor:
     """Covariances along one axis, with a mean variance of one, weighted by shares."""
     if any(own.dim() == 2 for own in covariances):
-        covariances = [own if own.dim() == 2 else toeplitz(own) for own in covariances]
+        covariances = [toeplitz(own) if own.dim() == 1 else own for own in covariances]
     pairs = zip(covariances, shares, strict=True)
     return torch.stack([share * _scaled(own) for own, share in pairs]).sum(0)
 
 
 def _scaled(covariance: Tensor) -> Tensor:
-    variance = covariance[0] if covariance.dim() == 1 else covariance.diagonal().mean()
+    together = covariance[..., 0] if covariance.dim() == 3 else covariance
+    variance = together[0] if together.dim() == 1 else together.diagonal().mean()
     return covariance / variance.clamp_min(torch.finfo(covariance.dtype).tiny)

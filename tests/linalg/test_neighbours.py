@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpytorch_gaps.linalg import neighbours
+from gpytorch_gaps.linalg import places
 from gpytorch_gaps.linalg.neighbours import correlated_rows
 from tests import _dense as dense
 
@@ -28,7 +28,7 @@ def others(factors, index, count):
 @pytest.mark.parametrize("tabulated", [1024, 1])
 def test_the_most_correlated_observations_come_first(case, tabulated, monkeypatch):
     """Of a stationary kernel on a grid without gaps, away from its edges, no other is more correlated."""
-    monkeypatch.setattr(neighbours, "_MAX_TABULATED", tabulated)
+    monkeypatch.setattr(places, "_MAX_TABULATED", tabulated)
     factors = SHAPES[case]
     index = dense.observed("random", tuple(len(factor) for factor in factors), 0.3)
     covariance = dense.select(dense.kron([dense.toeplitz(factor) for factor in factors]), index)
@@ -45,7 +45,7 @@ def test_the_most_correlated_observations_come_first(case, tabulated, monkeypatc
 
 @pytest.mark.parametrize("kind", ["matrix", "by lag", "by lag, long"])
 def test_too_few_observations_leave_places_empty(kind, monkeypatch):
-    monkeypatch.setattr(neighbours, "_MAX_TABULATED", 1 if "long" in kind else 1024)
+    monkeypatch.setattr(places, "_MAX_TABULATED", 1 if "long" in kind else 1024)
     index = torch.tensor([3, 8])
     several, one = (dense.matern32(size) if kind == "matrix" else dense.matern32(size)[0] for size in (12, 1))
     rows = others([several], index, 4)
@@ -55,14 +55,14 @@ def test_too_few_observations_leave_places_empty(kind, monkeypatch):
 
 def test_beyond_the_ends_of_an_axis_there_are_no_cells(monkeypatch):
     """Along a row of the grid, the cell after the last is the first of the next row: it is no neighbour of the last."""
-    monkeypatch.setattr(neighbours, "_MAX_TABULATED", 1)
+    monkeypatch.setattr(places, "_MAX_TABULATED", 1)
     labels, lags = torch.tensor([[1.0, 0.1], [0.1, 1.0]]), torch.tensor([1.0, 0.9, 0.8, 0.7])
     for row, found in enumerate(others([labels, lags], torch.arange(8), 3).tolist()):
         assert sorted([row, *found]) == ([0, 1, 2, 3] if row < 4 else [4, 5, 6, 7])
 
 
 def test_lags_that_do_not_decrease(monkeypatch):
-    monkeypatch.setattr(neighbours, "_MAX_TABULATED", 1)
+    monkeypatch.setattr(places, "_MAX_TABULATED", 1)
     lags = torch.tensor([1.0, 0.1, 0.2, 0.05, 0.9, 0.3, 0.01])
     rows = others([lags], torch.arange(7), 2)
     assert rows[[0, 1, 5, 6]].tolist() == [[4, 5], [5, 6], [1, 0], [2, 1]]  # at lags 4 and 5

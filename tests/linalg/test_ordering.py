@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpytorch_gaps.linalg import neighbours
+from gpytorch_gaps.linalg import neighbours, places
 from gpytorch_gaps.linalg.axis_correlations import correlations
 from gpytorch_gaps.linalg.neighbours import earlier_rows
 from gpytorch_gaps.linalg.ordering import coarse_to_fine, farthest_first, generations
@@ -162,7 +162,7 @@ def searched(kinds, pattern):
 def test_a_search_on_sub_grids_finds_nearly_the_most_correlated(kinds, pattern, tabulated, monkeypatch):
     """Beyond the first rows, which are compared with all others, neighbours are looked up."""
     monkeypatch.setattr(neighbours, "_COMPARED_WITH_ALL", 20)
-    monkeypatch.setattr(neighbours, "_MAX_TABULATED", tabulated)
+    monkeypatch.setattr(places, "_MAX_TABULATED", tabulated)
     corr, index, generation, rank = searched(kinds, pattern)
     rows = earlier_rows(corr, index, generation, rank, 6)
     known = torch.where(rows >= 0, rank[rows], -1)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpytorch_gaps.linalg import neighbours as search
+from gpytorch_gaps.linalg import places
 from gpytorch_gaps.preconditioners import neighbours
 from gpytorch_gaps.preconditioners.neighbours import NeighbourLists, NeighbourPreconditioner, neighbour_lists
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
@@ -110,7 +111,7 @@ def test_every_device_gives_the_same(device):
 @devices
 @pytest.mark.parametrize("tabulated", [1024, 1])
 def test_lists_by_lag_are_the_same_on_every_device(device, tabulated, monkeypatch):
-    monkeypatch.setattr(search, "_MAX_TABULATED", tabulated)
+    monkeypatch.setattr(places, "_MAX_TABULATED", tabulated)
     monkeypatch.setattr(search, "_COMPARED_WITH_ALL", 10)
     lags, labels, index = dense.matern32(40, 0.1)[0], dense.ard(3), dense.observed("random", (40, 3))
     expected = neighbour_lists([lags, labels], index, 4)

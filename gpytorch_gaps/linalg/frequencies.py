@@ -1,0 +1,38 @@
+"""Spectra of block-circulant matrices: one small matrix for every frequency.
+
+>>> spectrum = torch.eye(2, dtype=torch.float64).reshape(2, 2, 1) * torch.arange(1.0, 4.0)  # of three frequencies
+>>> filtered(spectrum, torch.ones(1, 2, 3, dtype=torch.complex128), 1).real
+tensor([[[1., 2., 3.],
+         [1., 2., 3.]]], dtype=torch.float64)
+"""
+
+import torch
+from torch import Tensor
+
+
+def stored_by_frequency(spectrum: Tensor, torus_dims: int) -> Tensor:
+    """The same tensor, with the matrix of each frequency contiguous in memory: products then need not copy it.
+
+    shape: (*batch, a, b, *frequencies)
+    """
+    last = tuple(range(-torus_dims, 0))
+    before = tuple(dim - 2 for dim in last)
+    return spectrum.movedim(last, before).contiguous().movedim(before, last)
+
+
+def by_frequency(spectrum: Tensor, torus_dims: int) -> Tensor:
+    """shape: (*batch, a, b, *frequencies) -> (*batch, frequencies, a, b)"""
+    return spectrum.flatten(-torus_dims).movedim(-1, -3)
+
+
+def filtered(spectrum: Tensor, x: Tensor, torus_dims: int) -> Tensor:
+    """``L x`` at every frequency. shape: (*batch, a, b, *f) and (*batch, C, b, *f) -> (*batch, C, a, *f)"""
+    dense_dim = -torus_dims - 2
+    if spectrum.size(dense_dim) == spectrum.size(dense_dim + 1) == 1:
+        return spectrum.squeeze(dense_dim).unsqueeze(dense_dim) * x
+    frequencies = x.shape[-torus_dims:]
+    # complex numbers as two columns of a real product, one matrix for each frequency
+    parts = torch.view_as_real(x.flatten(-torus_dims)).movedim(-2, -4)  # shape: (*batch, f, C, b, 2)
+    image = by_frequency(spectrum, torus_dims) @ parts.movedim(-2, -3).flatten(-2)  # shape: (*batch, f, a, C * 2)
+    image = image.unflatten(-1, (x.size(dense_dim), 2)).movedim(-4, -2).contiguous()  # shape: (*batch, a, C, f, 2)
+    return torch.view_as_complex(image).transpose(-3, -2).unflatten(-1, frequencies)
