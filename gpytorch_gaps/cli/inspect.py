@@ -13,7 +13,7 @@ from gpytorch_gaps.cli.files import read_arrays
 from gpytorch_gaps.cli.fill import json_text
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.estimates import find_cycles
+from gpytorch_gaps.filling.cycles import find_cycles
 from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.formats import open_file
 from gpytorch_gaps.formats.arrays import slabs

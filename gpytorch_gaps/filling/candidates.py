@@ -21,10 +21,11 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.cycles import PERIODS_PER_STRETCH, Cycles
 from gpytorch_gaps.filling.learn import Candidate
 from gpytorch_gaps.filling.model import ProductTerm, positive
 from gpytorch_gaps.kernels import SphereKernel
-from gpytorch_gaps.kernels.blocks import regular_positions
+from gpytorch_gaps.kernels.blocks import LONG_AXIS, LONG_SERIES, regular_positions
 
 _SMOOTH = math.inf  # the roughness of a squared exponential
 _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squared exponential"}
@@ -46,6 +47,7 @@ class KernelTask:
     :param correlations: empirical correlations along axes of labels, None elsewhere.
     :param given: the user's kernels, copies of which are part of every candidate, None where one is to be chosen.
     :param limits: restrictions that keep a streamed solve in memory.
+    :param cycles: those that the mean has. Along their axis, kernels model how cycles change.
     """
 
     axes: Sequence[Axis]
@@ -54,6 +56,7 @@ class KernelTask:
     correlations: Sequence[np.ndarray | None]
     given: Sequence[Kernel | None]
     limits: "KernelLimits"
+    cycles: Cycles | None = None
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,16 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
     """
     shortest = task.limits.shortest_cells
     kernels: list[Kernel] = []
-    for axis, periods, correlation, own in zip(task.axes, task.periods, task.correlations, task.given, strict=True):
+    columns = zip(task.axes, task.periods, task.correlations, task.given, strict=True)
+    for number, (axis, periods, correlation, own) in enumerate(columns):
         if own is not None:
             kernels.append(_initialized(copy.deepcopy(own).double(), axis, share))
         elif axis.kind == "label":
             kernels.append(_free_covariance(axis.size, correlation))
         else:
-            kernels.append(_distance_kernel(axis, roughness, share, shortest, periods if share >= 0.2 else ()))
+            lasting = task.cycles is None or task.cycles.axis != number
+            cycles = [(period, lasting) for period in periods if share >= 0.2]
+            kernels.append(_distance_kernel(axis, roughness, share, shortest, cycles))
     return ProductTerm(kernels, scale)
 
 
@@ -175,6 +181,12 @@ def is_regular(axis: Axis) -> bool:
     return regular_positions(points, points) is not None
 
 
+def goes_by_fft(axis: Axis, num_axes: int) -> bool:
+    """Whether the covariance of an axis is no matrix: it is long, regular and no labels."""
+    long = axis.size >= (LONG_SERIES if num_axes == 1 else LONG_AXIS)
+    return long and axis.kind != "label" and is_regular(axis)
+
+
 def _isotropic_terms(task: KernelTask, space: SpatialBlock, roughness: float) -> list[ProductTerm]:
     """A Matern kernel of the distance, with one length-scale per axis in the plane, times the kernels of other axes."""
     whole = _term(task, roughness, 0.5, task.variance)
@@ -209,14 +221,17 @@ def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
     return near ** (1 - share) * max(axis.extent / 2, near) ** share
 
 
-def _distance_kernel(axis: Axis, roughness: float, share: float, shortest: float, periods: Sequence[float]) -> Kernel:
+def _distance_kernel(
+    axis: Axis, roughness: float, share: float, shortest: float, cycles: Sequence[tuple[float, bool]]
+) -> Kernel:
+    """A stationary kernel, plus a periodic one for each period, with whether that cycle lasts."""
     kernel: Kernel = _stationary(axis, roughness, _between(axis, share, shortest), shortest * axis.spacing)
-    for period in periods:
+    for period, lasting in cycles:
         shape = PeriodicKernel(period_length_constraint=positive(), lengthscale_constraint=positive())
         shape.period_length, shape.lengthscale = period, 2.0
         shape.raw_period_length.requires_grad_(False)  # known; as a function of it the likelihood has many maxima
         slow = RBFKernel(lengthscale_constraint=positive())
-        slow.lengthscale = max(axis.extent, 5 * period)
+        slow.lengthscale = max(axis.extent, 5 * period) if lasting else PERIODS_PER_STRETCH * period
         repeated = ScaleKernel(ProductKernel(shape, slow), outputscale_constraint=positive())
         kernel = kernel + repeated
     return kernel.double()

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
-from gpytorch_gaps.filling.estimates import find_cycles, fit_mean, label_correlations, sample_observations
+from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates, goes_by_fft
+from gpytorch_gaps.filling.cycles import Cycles, find_changing, find_cycles, find_lasting, fit_cycles, last_long
+from gpytorch_gaps.filling.estimates import fit_mean, label_correlations, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, Part, coordinates
 from gpytorch_gaps.filling.learn import Learned, TrainingData, learn
 from gpytorch_gaps.filling.model import (
@@ -78,12 +80,11 @@ def choose_model(
     windows = [whole_window(part.values)] if few else choose_windows(source, NUM_WINDOWS, generator, density)
     if sum(map(len, windows)) < 2:
         raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
-    given, asked = options.kernels_of(axes), options.periods_of(axes)
-    found = find_cycles(part.values, axes) if whole else [[] for _ in axes]
-    periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
+    given = options.kernels_of(axes)
+    periods, cycles = _cycles(part.values, axes, options, given, whole, whole and not limits.one_term)
     cells, values = sample_observations(part.values, generator)
     if whole:
-        mean = fit_mean(axes, cells, values, trend=options.trend and not limits.one_term)
+        mean = fit_mean(axes, cells, values, options.trend and not limits.one_term, cycles)
     else:
         seen_cells, seen = map(np.concatenate, zip(*map(_observations, windows), strict=True))
         mean = fit_mean(axes, seen_cells, seen, trend=False)
@@ -99,11 +100,38 @@ def choose_model(
         for i, (axis, own) in enumerate(zip(axes, given, strict=True))
     ]
     floor = NOISE_FLOOR if whole and np.count_nonzero(observed) <= MANY_OBSERVATIONS else NOISE_FLOOR_OF_MANY
-    listed = candidates(KernelTask(axes, variance, periods, correlations, given, limits))
+    listed = candidates(KernelTask(axes, variance, periods, correlations, given, limits, cycles))
     data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape))
     learned = learn(listed, data, options.steps, options.progress)
     notes = _about_sphere(axes, learned.terms) + _notes(axes, periods, mean, given)
     return ChosenModel(learned, mean, tuple(notes))
+
+
+def _cycles(
+    values: np.ndarray,
+    axes: Sequence[Axis],
+    options: Options,
+    given: Sequence[Kernel | None],
+    whole: bool,
+    in_memory: bool,
+) -> tuple[list[list[float]], Cycles | None]:
+    """The periods of the cycles that the kernel of each axis is to have, and the cycles that the mean has.
+
+    The mean has those of the first long axis without a kernel of the user's, if one repeats itself often enough.
+    """
+    asked = options.periods_of(axes)
+    found = find_cycles(values, axes) if whole else [[] for _ in axes]
+    periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
+    for number, axis in enumerate(axes if in_memory else []):
+        if given[number] is None and axis.points.shape[1] == 1 and goes_by_fft(axis, len(axes)):
+            named = asked[number]
+            lasting = find_lasting(values, number, axis) if named is None else named
+            cycles = fit_cycles(values, axes, number, lasting) if last_long(axis, lasting) else None
+            if cycles is not None:
+                left = np.moveaxis(values, number, 0).reshape(axis.size, -1) - cycles.on(axis.points[:, 0])
+                periods[number] = find_changing(left, 0, axis, cycles.periods)
+                return periods, cycles
+    return periods, None
 
 
 def _observations(window: Window) -> tuple[np.ndarray, np.ndarray]:
@@ -152,8 +180,15 @@ def _notes(
     notes = [f"{axis.name} closes to a circle" for axis in axes if axis.kind == "circle"][:1]
     for axis, cycles, own in zip(axes, periods, given, strict=True):
         if cycles and own is None:
-            words = " and ".join(f"{period:.6g} {axis.unit}".strip() for period in cycles)
-            notes.append(f"{axis.name} has a cycle of {words}")
+            changes = " that changes" if mean.cycles is not None and axes[mean.cycles.axis] is axis else ""
+            notes.append(f"{axis.name} has a cycle of {_words(axis, cycles)}{changes}")
+    if mean.cycles is not None:
+        axis = axes[mean.cycles.axis]
+        notes.append(f"{axis.name} has a cycle of {_words(axis, mean.cycles.periods)}, which is taken off first")
     if bool((mean.slopes != 0).any()):
         notes.append("a linear trend is taken off first")
     return notes
+
+
+def _words(axis: Axis, periods: Sequence[float]) -> str:
+    return " and ".join(f"{period:.6g} {axis.unit}".strip() for period in periods)

@@ -59,7 +59,7 @@ def fill_gaps(
         GPyTorch kernels, which are copied and trained, or ``"auto"``.
     :param periods: periods of cycles: a mapping from names or numbers of axes to one or several periods, in units of
         the axis (days for times). Default: axes of times are searched for the year and the day; an empty list
-        prevents this.
+        prevents this. Along regular axes of 3,000 points or more and fifty periods, the mean has the cycles.
     :param trend: whether to subtract a plane first if the data have a trend.
     :param smooth: whether to replace observed values too, by the field without noise.
     :param std: whether to compute standard deviations, which take most of the time for large grids.

@@ -8,8 +8,9 @@ import numpy as np
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
-from gpytorch_gaps.filling.candidates import is_regular
+from gpytorch_gaps.filling.candidates import goes_by_fft
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
+from gpytorch_gaps.filling.cycles import fit_cycles
 from gpytorch_gaps.filling.estimates import fit_mean, label_scales, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
@@ -18,7 +19,6 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
 from gpytorch_gaps.filling.report import Filled
-from gpytorch_gaps.kernels.blocks import LONG_AXIS
 
 _SCALED_NOTE = (
     "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
@@ -38,8 +38,7 @@ class InMemoryFilling(Filling):
         super().__init__(adapter, GridValues.in_memory(self.numbers, adapter.axes), options)
 
     def _has_matrix(self, axis: Axis) -> bool:
-        """Long axes go by FFT, where they are regular and no labels."""
-        return axis.size < LONG_AXIS or axis.kind == "label" or not is_regular(axis)
+        return not goes_by_fft(axis, len(self.source.axes))
 
     def condition(self, chosen: ChosenModel) -> FillModel:
         """The chosen model with all observations."""
@@ -52,7 +51,10 @@ class InMemoryFilling(Filling):
 
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         others = self.source.without(self.part, withheld.hidden).whole().values
-        mean = fit_mean(self.source.axes, *sample_observations(others, self.generator), trend=self.options.trend)
+        axes, cycles = self.source.axes, chosen.mean.cycles
+        if cycles is not None:
+            cycles = fit_cycles(others, axes, cycles.axis, cycles.periods)
+        mean = fit_mean(axes, *sample_observations(others, self.generator), self.options.trend, cycles)
         some_gaps = None if self.options.std else sample_gaps(self.part.values, self.generator)
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, some_gaps)

@@ -18,6 +18,7 @@ from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from gpytorch_gaps.filling.cycles import Cycles
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
@@ -64,18 +65,25 @@ class ProductTerm(torch.nn.Module):
 
 
 class TrendMean(Mean):
-    """``c + b'(x - x0)`` plus offsets of labels. All of it is estimated before training, and not trained.
+    """``c + b'(x - x0)`` plus offsets of labels and cycles. All of it is estimated before training, and not trained.
 
     :param constant: c.
     :param slopes: b, zero where there is no trend. shape (D,).
     :param centre: x0. shape (D,).
     :param offsets: pairs of a column of x that holds codes 0, 1, .. and the offset of each code.
+    :param cycles: those that last, a function of x.
     """
 
     def __init__(
-        self, constant: float, slopes: Tensor, centre: Tensor, offsets: Sequence[tuple[int, Tensor]] = ()
+        self,
+        constant: float,
+        slopes: Tensor,
+        centre: Tensor,
+        offsets: Sequence[tuple[int, Tensor]] = (),
+        cycles: Cycles | None = None,
     ) -> None:
         super().__init__()
+        self.cycles = cycles
         self._columns = [column for column, _ in offsets]
         for column, values in offsets:
             self.register_buffer(f"offsets_{column}", values)
@@ -87,7 +95,7 @@ class TrendMean(Mean):
         mean = self.constant + (x - self.centre) @ self.slopes
         for column in self._columns:
             mean = mean + getattr(self, f"offsets_{column}")[x[..., column].round().long()]
-        return mean
+        return mean if self.cycles is None else mean + self.cycles(x)
 
 
 class FillModel(gpytorch.models.ExactGP):

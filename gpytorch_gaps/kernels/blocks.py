@@ -22,7 +22,7 @@ from gpytorch_gaps.operators.inspect import resolve_active_dims
 
 MAX_DENSE = 8192  # points of a block whose covariance is a matrix: 0.5 GiB
 MAX_DENSE_AXIS = 2**15  # points of a single axis, likewise: 8 GiB
-LONG_AXIS = 6000  # points of an axis, from which on it has FFTs instead of a matrix with eigenvectors
+LONG_AXIS = 3000  # points of an axis, from which on it has FFTs instead of a matrix with eigenvectors
 LONG_SERIES = 2000  # likewise, of the only axis of a grid: one decomposition costs more than many solves
 _MAX_TABLE = 2**27  # covariances by lag: 1 GiB
 _PLACES_PER_LEVEL = 8  # of a lattice, beyond which coordinates count as irregular

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpytorch_gaps.filling.axes import describe_axes
-from gpytorch_gaps.filling.estimates import possible_periods
+from gpytorch_gaps.filling.cycles import possible_periods
 
 cftime_like = [datetime.datetime(2000, 1, 1) + datetime.timedelta(days=2 * i) for i in range(5)]
 

@@ -8,12 +8,10 @@ import torch
 from gpytorch_gaps.filling import grid_values
 from gpytorch_gaps.filling.axes import DAY, YEAR, describe_axes
 from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.cycles import explained_share, find_cycles, possible_periods
 from gpytorch_gaps.filling.estimates import (
-    explained_share,
-    find_cycles,
     fit_mean,
     label_correlations,
-    possible_periods,
     sample_observations,
 )
 from gpytorch_gaps.filling.grid_values import GridValues, choose_part, random_part, region_around
