@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gpytorch_gaps.__main__ import main
+from gpytorch_gaps.filling import learn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,6 +46,8 @@ with_python = [page for page in PAGES[1:] if any(blocks(page, python=True))]
 @pytest.fixture(autouse=True)
 def own_folder_and_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(learn, "FIRST_STEPS", 1)  # which kernel is chosen is no matter here
+    monkeypatch.setattr(learn, "FURTHER_STEPS", 1)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     torch.manual_seed(0)
     yield
