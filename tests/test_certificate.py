@@ -226,6 +226,7 @@ def streamed_error(values, monkeypatch):
     return error_in_std(result.mean.reshape(-1)[gap], expected[gap] + prior, deviation[gap]), result.report
 
 
+@pytest.mark.usefixtures("quick_choice")
 @pytest.mark.parametrize("offset", [0.0, 300.0])
 @pytest.mark.parametrize("kernels", ["auto", "given"])
 def test_what_fill_gaps_fills_in_is_within_its_stated_error(kernels, offset):
@@ -234,6 +235,7 @@ def test_what_fill_gaps_fills_in_is_within_its_stated_error(kernels, offset):
     assert true <= report.error_in_std <= 1e-2
 
 
+@pytest.mark.usefixtures("quick_choice")
 @pytest.mark.parametrize("offset", [0.0, 300.0])
 def test_what_a_streamed_fill_fills_in_is_within_its_stated_error(monkeypatch, offset):
     true, report = streamed_error(gappy_field((16, 18), offset=offset), monkeypatch)

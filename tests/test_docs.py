@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from gpytorch_gaps.__main__ import main
-from gpytorch_gaps.filling import learn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,8 +45,6 @@ with_python = [page for page in PAGES[1:] if any(blocks(page, python=True))]
 @pytest.fixture(autouse=True)
 def own_folder_and_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(learn, "FIRST_STEPS", 1)  # which kernel is chosen is no matter here
-    monkeypatch.setattr(learn, "FURTHER_STEPS", 1)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     torch.manual_seed(0)
     yield
@@ -58,6 +55,7 @@ def own_folder_and_seed(tmp_path, monkeypatch):
     plt.close("all")
 
 
+@pytest.mark.usefixtures("quick_choice")
 @pytest.mark.parametrize("page", with_python, ids=ids)
 def test_examples_run_in_order(page):
     for needed in re.findall(r"^(?:import|from) (pandas|xarray|matplotlib)", page.read_text(), flags=re.MULTILINE):
