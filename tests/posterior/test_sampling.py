@@ -361,7 +361,6 @@ def by_rsample(count):
     [
         ("cells", by_function),
         ("another grid", by_function),
-        ("scattered", by_function),
         ("scattered", by_rsample),
         ("fewer points than draws", by_function),
         ("a few points", by_function),
