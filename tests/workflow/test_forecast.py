@@ -75,7 +75,7 @@ def predict(model, x, method="auto", max_cholesky=800):
 
 @in_turn(kernel=KERNELS, way=WAYS)
 def test_as_dense_gpytorch(kernel, way):
-    """By one way a kernel: `test_methods_agree` has all of them for each."""
+    """Every way with one of the kernels; `test_methods_agree` compares the methods for each of them."""
     method, max_cholesky = way
     ours, plain, grid = models(kernel)
     for by in (1e-9, 0.3, 30.0):
