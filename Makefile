@@ -4,10 +4,11 @@ BIN := .venv/bin
 
 .PHONY: test quick check docs demo notebooks fuzz compare clean
 
+# Bytecode of what is imported is written when it is imported first: compiling all of it takes half a minute.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $@
 
 # One thread a worker: on two cores, more would wait for each other. The third worker uses the time in which others wait
@@ -39,7 +40,7 @@ demo: .venv/demo
 
 # the demo needs less than the tests: what they install serves as well
 .venv/demo: pyproject.toml constraints.txt
-	test -e .venv/installed || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[plot]"; }
+	test -e .venv/installed || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[plot]"; }
 	touch $@
 
 # every notebook from a clean kernel, on something small

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from gpytorch_gaps.filling import learn
 from gpytorch_gaps.solvers.planning import rates
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -24,3 +25,10 @@ rates._measured = lambda kind, index, dtype, threads: _MACHINE[dtype]
 def measured_rates(monkeypatch):
     """The rates of this machine, measured."""
     monkeypatch.setattr(rates, "_measured", _measure)
+
+
+@pytest.fixture
+def quick_choice(monkeypatch):
+    """`fill_gaps` compares candidate kernels after one step: for tests that hold for any kernel."""
+    monkeypatch.setattr(learn, "FIRST_STEPS", 1)
+    monkeypatch.setattr(learn, "FURTHER_STEPS", 1)

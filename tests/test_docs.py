@@ -55,6 +55,7 @@ def own_folder_and_seed(tmp_path, monkeypatch):
     plt.close("all")
 
 
+@pytest.mark.usefixtures("quick_choice")
 @pytest.mark.parametrize("page", with_python, ids=ids)
 def test_examples_run_in_order(page):
     for needed in re.findall(r"^(?:import|from) (pandas|xarray|matplotlib)", page.read_text(), flags=re.MULTILINE):

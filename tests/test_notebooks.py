@@ -18,6 +18,15 @@ EXECUTED = [
 ]
 
 
+# run by a kernel first: candidate kernels are compared after one step
+QUICK_CHOICE = """
+from gpytorch_gaps.filling import learn
+
+learn.FIRST_STEPS = learn.FURTHER_STEPS = 1
+del learn
+"""
+
+
 @pytest.fixture(autouse=True)
 def clean_kernel(monkeypatch, tmp_path):
     monkeypatch.setenv("GPYTORCH_GAPS_QUICK", "1")
@@ -36,7 +45,10 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.parametrize("path", EXECUTED)
-def test_notebook_runs(path):
+def test_notebook_runs(path, tmp_path):
+    startup = tmp_path / "ipythondir" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "quick.py").write_text(QUICK_CHOICE)
     notebook = executed(path, timeout=3000)  # a cell that fails raises
     kinds = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
     assert "image/png" in kinds

@@ -15,7 +15,7 @@ def by_ranks(command, **_):
 
 def test_tables_compare_one_process_with_two(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed.subprocess, "run", by_ranks)
-    options = "--processes 1 2 --shape 48 24 2 --train 24 20 --steps 2 --only strong training --output"
+    options = "--processes 1 2 --shape 24 12 2 --train 12 10 --steps 2 --only strong training --output"
     found = distributed.main([*options.split(), str(tmp_path)])
     printed = capsys.readouterr().out
     assert "cores: " in printed

@@ -33,7 +33,7 @@ def test_moved_clouds_are_withheld_where_something_was_observed():
     assert not np.isnan(values[withheld]).any()
 
 
-@pytest.mark.usefixtures("_small_fields")
+@pytest.mark.usefixtures("_small_fields", "quick_choice")
 def test_both_methods_are_scored_beside_published_figures(tmp_path, capsys):
     heaton.main(["--steps", "8", "--output", str(tmp_path)])
     content = json.loads((tmp_path / "heaton.json").read_text())

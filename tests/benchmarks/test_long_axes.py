@@ -52,6 +52,7 @@ def test_runs_report_seconds_memory_and_scores(tmp_path, capsys):
     assert "| 96 x 3 | own | done | training" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("quick_choice")
 def test_fill_gaps_takes_the_table():
     facts = {}
 

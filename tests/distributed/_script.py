@@ -1,6 +1,6 @@
 """Run by torchrun: a reconstruction or a fit that one rank leaves, by its own hand, the first time.
 
-torchrun --nproc-per-node 2 tests/distributed/_script.py FOLDER reconstruct|parts|fit killed|hangs|no
+torchrun --nproc-per-node 2 tests/distributed/_script.py FOLDER reconstruct|fit killed|hangs|no
 """
 
 import json
@@ -21,10 +21,7 @@ from tests._ranks import JOIN_SECONDS, limit_answers
 from tests.distributed import _work as work
 
 SHAPE = (16, 12)
-OPTIONS = {
-    "reconstruct": {"gaps_as": "block", "memory": 1.0},
-    "parts": {"gaps_as": "block", "memory": 1.0, "kind": "Matern"},
-}
+OPTIONS = {"gaps_as": "block", "memory": 1.0}
 STEPS = 6
 
 
@@ -68,7 +65,7 @@ def main(folder, what, how):
                     leave(how, folder)
 
             weight_checkpoint.WeightCheckpoint.watch = watched
-            made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS[what])
+            made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS)
             result = {"iterations": made.report.iterations}
         if ranks.is_main:
             (folder / "result.json").write_text(json.dumps(result))

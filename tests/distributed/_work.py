@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import gpytorch
@@ -15,6 +16,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
 import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
 from gpytorch_gaps.distributed.communicator import Communicator
+from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
 from gpytorch_gaps.reconstruction import sharding
 from tests._ranks import JOIN_SECONDS
 
@@ -179,6 +181,22 @@ def from_own_slabs(group, shape):
     )
 
 
+def solve_until(group, shape, path, iterations, options):
+    """Saves after every iteration; the last rank is killed after so many."""
+    ranks, watch = Communicator(group), weight_checkpoint.WeightCheckpoint.watch
+
+    def watched(self, weights, done):
+        watch(self, weights, done)
+        if done == iterations and ranks.rank == ranks.size - 1:
+            fail("killed")
+
+    with (
+        mock.patch.object(weight_checkpoint, "_SECONDS_BETWEEN_SAVES", 0.0),
+        mock.patch.object(weight_checkpoint.WeightCheckpoint, "watch", watched),
+    ):
+        return told(solve(group, shape, output=path, **options))
+
+
 def write(group, shape, path, options):
     solve(group, shape, output=path, **options)
     return sorted(os.listdir(os.path.dirname(path)))
@@ -312,7 +330,7 @@ def train_variant(group, variant):
     elif variant == "a buffer":
         model.covar_module = ScaleKernel(RFFKernel(num_samples=5, num_dims=2)).double() + model.covar_module
     elif variant == "L-BFGS":
-        options["optimizer"] = torch.optim.LBFGS
+        options["optimizer"] = partial(torch.optim.LBFGS, max_iter=4)
     elif variant == "a prior":
         kernel = model.covar_module.base_kernel.kernels[0]
         kernel.register_prior("prior", gpytorch.priors.GammaPrior(3.0, 6.0), "lengthscale")

@@ -33,8 +33,7 @@ def check_same(result, expected, tolerance=1e-6):
 
 @pytest.mark.parametrize(
     ("case", "count"),
-    [(case, 2) for case in CASES]
-    + [(case, 4) for case in ("one product", "clouds", "fewer probes than ranks", "warm starts")],
+    [(case, 2) for case in CASES] + [(case, 4) for case in ("fewer probes than ranks", "warm starts")],
 )
 def test_the_same_steps(case, count):
     name, options = CASES[case]

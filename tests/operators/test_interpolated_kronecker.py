@@ -17,6 +17,7 @@ from gpytorch_gaps.operators import (
     SelectedKroneckerSumOperator,
 )
 from gpytorch_gaps.solvers.preconditioning import eigen_preconditioner
+from tests._covering import covering
 
 NUM_POINTS, SHAPE = 1000, (24, 18)
 EXACT = 1e-8
@@ -79,9 +80,7 @@ CONSTANT = torch.tensor([1e-2], dtype=torch.float64)
 PER_POINT = 1e-2 * (0.5 + rand(NUM_POINTS, seed=3))
 
 
-@pytest.mark.parametrize("noise", [CONSTANT, PER_POINT], ids=["constant", "per point"])
-@pytest.mark.parametrize("kernel", [squared_exponential, matern])
-@pytest.mark.parametrize("method", ["ignore", "cholesky", "auto"])
+@covering(method=["ignore", "cholesky", "auto"], kernel=[squared_exponential, matern], noise=[CONSTANT, PER_POINT])
 def test_values_and_gradients(method, kernel, noise):
     """The log-determinant, and its gradient, is exact here; its estimate has a test of its own."""
     tight = settings.solve_tolerance(1e-12), settings.train_tolerance(1e-12)

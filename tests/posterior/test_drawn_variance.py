@@ -14,6 +14,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.posterior import drawn_variance, regressions
 from tests import _dense as dense
+from tests._covering import in_turn
 from tests.workflow._pairs import CASES, Model, with_length
 
 NUS = {"matern12": 0.5, "matern32": 1.5}
@@ -174,8 +175,7 @@ def test_where_there_are_no_neighbours(case):
 # -- estimates -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("neighbours", [0, 4, 24])
-@pytest.mark.parametrize("kind", ["matern12", "se", "sum"])
+@in_turn(kind=["sum", "matern12", "se", "sum"], neighbours=[0, 24, 4])
 def test_both_halves_of_a_draw_are_unbiased(kind, neighbours, monkeypatch):
     """``E d^2 = v`` and ``E h^2 = t - v``, to what 4,000 draws can tell: z-scores are as large as chance makes them."""
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", max(1, neighbours))

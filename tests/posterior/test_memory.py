@@ -19,11 +19,12 @@ from tests.workflow._pairs import CASES, Model, gappy, with_length
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 
-@pytest.mark.parametrize(("case", "memory"), [*((case, 50_000) for case in CASES), ("two axes", 20_000)])
+@pytest.mark.parametrize(("case", "memory"), [*((case, 20_000) for case in CASES), ("two axes", 8_000)])
 def test_scattered_points_a_few_at_a_time(case, memory):
     """Mean, variance, covariance, products with it, in both directions: as by dense algebra."""
     pair = CASES[case](small=True)
-    x, columns = pair.test_x, dense.randn(len(pair.test_x), 2)
+    x = pair.test_x[::3]  # 20 cells, 7 other points
+    columns = dense.randn(len(x), 2)
     with torch.no_grad(), settings.prediction_memory(memory):
         expected, posterior = pair.dense.eval()(x), pair.ours.eval()(x)
         covariance = posterior.lazy_covariance_matrix
@@ -61,7 +62,7 @@ def test_the_transpose_of_rows():
 def test_pathwise_variances_of_points_in_pieces(case):
     """Some of the pieces lie on the grid, others do not; 400 samples put them within 5 standard errors."""
     pair = CASES[case](small=True)
-    x = pair.test_x[40:]
+    x = pair.test_x[40::2]
     with torch.no_grad(), gaps.record_solves() as solves, settings.prediction_memory(60_000):
         with settings.variance_method("pathwise"), settings.variance_samples(400):
             variance = pair.ours.eval()(x).variance

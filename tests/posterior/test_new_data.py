@@ -101,7 +101,7 @@ CHANGES = {  # which are left, one after the other
 
 @pytest.mark.parametrize(
     ("case", "method", "max_cholesky"),
-    sorted({*SPREAD, *(("two axes", *way) for way in WAYS), *((case, "auto", 0) for case in CASES)}),
+    sorted({*SPREAD, *(("two axes", *way) for way in WAYS)}),
 )
 def test_observations_that_come_and_go(case, method, max_cholesky):
     """Whichever come and go, as by dense algebra without any history."""

@@ -157,7 +157,7 @@ def test_draws_of_every_case_by_a_dense_root(case, monkeypatch):
     check_moments(samples, *exact(pair.dense, x), 4.5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["another grid", "on and off the grid"])
 def test_draws_in_single_precision(kind):
     pair = CASES["two axes"](small=True)
     x = kinds(pair)[kind]
@@ -234,7 +234,7 @@ def covariance_by_draws(posterior, monkeypatch):
     return columns @ columns.mT
 
 
-@in_turn(case=[*CASES, *CASES], kind=[*KINDS, *KINDS, *reversed(KINDS), *reversed(KINDS)])
+@in_turn(case=CASES, kind=[*KINDS, *reversed(KINDS)])
 def test_the_root_that_draws_are_made_with(case, kind, monkeypatch):
     """Its square is the dense covariance, and has its gradients: in the points and in every hyperparameter."""
     pair = CASES[case](small=True)
@@ -361,7 +361,6 @@ def by_rsample(count):
     [
         ("cells", by_function),
         ("another grid", by_function),
-        ("scattered", by_function),
         ("scattered", by_rsample),
         ("fewer points than draws", by_function),
         ("a few points", by_function),
@@ -518,8 +517,7 @@ def test_draws_of_some_of_many_points(noise, part):
     check_variances(samples, mean, covariance.diagonal() + (0.05 if noise else 0.0))
 
 
-@pytest.mark.parametrize("path", ["pathwise", "dense"])
-@pytest.mark.parametrize("case", ["two axes", "a noise per output", "a noise per point", "a batch of three"])
+@in_turn(case=["two axes", "a noise per output", "a noise per point", "a batch of three"], path=["pathwise", "dense"])
 def test_noise_of_new_observations(case, path, monkeypatch):
     """One noise, one for every output, one a point where it was observed: added to variances, and to nothing else."""
     pair = CASES[case](small=True)

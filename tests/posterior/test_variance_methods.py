@@ -14,6 +14,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.posterior import regressions
 from gpytorch_gaps.solvers.planning import variance as variance_planning
 from tests import _dense as dense
+from tests._covering import covering
 from tests.workflow._pairs import CASES, Model, gappy, with_length
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
@@ -89,10 +90,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 # -- exact -----------------------------------------------------------------------------------------------------------
 
 
-@kinds
-@pytest.mark.parametrize("max_cholesky", [0, 800])
-@pytest.mark.parametrize("gap_method", ["fill", "ignore", "auto"])
-@pytest.mark.parametrize("method", ["exact", "auto"])
+@covering(method=["exact", "auto"], gap_method=["fill", "ignore", "auto"], max_cholesky=[0, 800], kind=KINDS)
 def test_exact_variances_are_exact_at_all_kinds_of_points(method, gap_method, max_cholesky, kind):
     """To 1e-6 of the prior, as is promised of every solve; and to the bound that is stated."""
     model, grid = problem(fraction=0.4, lengths=(0.4, 0.5), noise=0.01)
@@ -240,7 +238,7 @@ def few_neighbours(monkeypatch):
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 4)
 
 
-@pytest.mark.parametrize("samples", [16, 64, 256])
+@pytest.mark.parametrize("samples", [16, 256])
 def test_the_stated_error_of_pathwise_variances(samples, few_neighbours):
     """Covers 95 % of points, on average over problems of all kinds and seeds; also near the prior, and far below it."""
     shares, below, above = [], [], []

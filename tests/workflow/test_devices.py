@@ -17,13 +17,13 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.solvers.planning.logdet import LogdetPlan
 from tests import _dense as dense
 from tests import _standin as standin
+from tests._covering import in_turn
 from tests._devices import CPU, on_standin
 from tests._devices import other_devices as devices
 from tests._standin import count_transfers
 from tests.workflow._pairs import CASES, Model
 
 MAX_CHOLESKY = linear_operator.settings.max_cholesky_size
-cases = pytest.mark.parametrize("case", CASES)
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +92,7 @@ def check(got, expected, device, tolerance=1e-8):
 
 
 @devices
-@pytest.mark.parametrize("max_cholesky", [800, 0], ids=["dense", "iterative"])
-@cases
+@in_turn(case=CASES, max_cholesky=[0, 800])
 def test_training(case, max_cholesky, device):
     model = CASES[case](small=True).ours
     here, there = moved(model, CPU), moved(model, device)
@@ -125,8 +124,7 @@ def test_training_with_a_stochastic_log_determinant(case, device):
 
 
 @devices
-@pytest.mark.parametrize("max_cholesky", [800, 0], ids=["dense", "iterative"])
-@cases
+@in_turn(case=CASES, max_cholesky=[0, 800])
 def test_predictions(case, max_cholesky, device):
     """At cells, on another grid and at scattered points."""
     pair = CASES[case](small=True)

@@ -122,8 +122,12 @@ def predicted(model, x):
     return posterior.mean.double(), variance.double(), [text for text in messages if "rounded to float32" in text]
 
 
-@pytest.mark.parametrize(("noise", "max_cholesky"), [(0.02, 0), (1e-4, 0), (1e-4, 800), (1e-6, 800)])
-@pytest.mark.parametrize("case", AXES)
+LEVELS = [(0.02, 0), (1e-4, 0), (1e-4, 800), (1e-6, 800)]  # noise, and up to which size it is factorised
+
+
+@pytest.mark.parametrize(  # every case by iterations and by a factorisation
+    ("case", "noise", "max_cholesky"), [(case, *LEVELS[(i + k) % 4]) for i, case in enumerate(AXES) for k in (0, 2)]
+)
 def test_a_float32_model_predicts_as_float64_does(case, noise, max_cholesky):
     """To the rounding of the results and the tolerance of solves, however small the noise; on the grid and off it."""
     single, double = both(*AXES[case], noise)

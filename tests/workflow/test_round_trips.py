@@ -11,6 +11,7 @@ import torch
 import gpytorch_gaps as gaps
 from gpytorch_gaps.operators import SelectedKroneckerAddedDiagOperator
 from gpytorch_gaps.operators.selected_kronecker_sum import SelectedKroneckerSumAddedDiagOperator
+from tests._covering import in_turn
 from tests.workflow._pairs import CASES
 
 cases = pytest.mark.parametrize("case", CASES)
@@ -117,10 +118,10 @@ COPIES = {
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
     "torch.save": lambda model: through_a_file(model, weights_only=False),
 }
+WAYS_TO_COPY = list(COPIES)  # in turn: each case meets each of them once in the three tests below
 
 
-@pytest.mark.parametrize("how", COPIES)
-@cases
+@in_turn(case=CASES, how=WAYS_TO_COPY)
 def test_copies(case, how):
     model, x = make(case)
     twin = COPIES[how](model)
@@ -132,8 +133,7 @@ def test_copies(case, how):
     assert not torch.allclose(predictions(model, x)[0], predictions(twin, x)[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("how", COPIES)
-@cases
+@in_turn(case=CASES, how=[*WAYS_TO_COPY[1:], *WAYS_TO_COPY[:1]])
 def test_copies_of_a_model_that_has_predicted(case, how):
     """With its caches, which copies may or may not take along."""
     model, x = make(case)
@@ -145,8 +145,7 @@ def test_copies_of_a_model_that_has_predicted(case, how):
     check_same(model, twin, x)
 
 
-@pytest.mark.parametrize("how", COPIES)
-@cases
+@in_turn(case=CASES, how=[*WAYS_TO_COPY[2:], *WAYS_TO_COPY[:2]])
 def test_copies_of_a_model_that_has_been_trained_and_has_predicted(case, how):
     """GPyTorch forgets its prediction strategy in ``train()``, and the graph that no copy can take along with it."""
     model, x = make(case)

@@ -82,7 +82,7 @@ def dense_maximum(pair):
         parameter.data.copy_(found.data)
     model.train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=15, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=15, tolerance_grad=5e-3, line_search_fn="strong_wolfe")
 
     def closure():
         optimizer.zero_grad()
