@@ -198,9 +198,7 @@ class SumOtherGridPlusConstant(AddedDiag, Constant, SumOtherGrid):
 
 @over_batches(LinearOperatorTestCase)
 class Posterior(Recipe):
-    should_test_sample = (
-        False  # tests/posterior/test_sampling.py has the moments of their draws, and of batches and sums
-    )
+    should_test_sample = True
     # its root is a Cholesky factor whatever the size: a Lanczos root loses variance
     should_call_lanczos = False
 

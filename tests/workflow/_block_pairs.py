@@ -1,6 +1,6 @@
 """Pairs of models that must agree: one with a kernel for a block of axes, multiplied by FFT, one of plain GPyTorch.
 
-Each comes with about 600 observations (the torus with about 1,500), or about 150 where `small`.
+Each comes with about 1,500 observations, or about 150 where `small`.
 """
 
 import torch
@@ -23,14 +23,14 @@ def torus(small=False, fraction=0.4):
 
 
 def torus_and_time(small=False, fraction=0.4):
-    grid, x, y = gaps.from_array(*reversed(gappy(_size(small, (13, 14, 6), (7, 9, 4)), fraction, 1)))
+    grid, x, y = gaps.from_array(*reversed(gappy(_size(small, (18, 20, 7), (7, 9, 4)), fraction, 1)))
     ours = ScaleKernel(gaps.GappyGridKernel([plane(), with_length(RBFKernel(), 0.6)], grid, blocks=[(0, 1), (2,)]))
     dense = ScaleKernel(ProductKernel(plane(active_dims=[0, 1]), on(2, RBFKernel, 0.6)))
     return _pair(grid, x, y, ours, dense)
 
 
 def sphere_and_time(small=False, fraction=0.4):
-    shape = _size(small, (9, 24, 5), (5, 12, 4))
+    shape = _size(small, (14, 30, 6), (5, 12, 4))
     axes, values = gappy(shape, fraction, 2)
     axes[0] = 75.0 * (2.0 * axes[0] ** 1.5 - 1.0)  # latitudes need not be regular
     axes[1] = torch.arange(shape[1], dtype=torch.float64) * (360.0 / shape[1])
@@ -44,7 +44,7 @@ def sphere_and_time(small=False, fraction=0.4):
     return _pair(grid, x, y, ours, dense)
 
 
-def long_axis(small=False, fraction=0.9):
+def long_axis(small=False, fraction=0.766):
     """So long that it goes by FFT by itself, mostly gaps."""
     fraction = 0.976 if small else fraction
     grid, x, y = gaps.from_array(*reversed(gappy((6_400,), fraction, 3)))
@@ -55,7 +55,7 @@ def long_axis(small=False, fraction=0.9):
 
 def torus_and_product(small=False, fraction=0.4):
     """A sum of terms with different blocks."""
-    grid, x, y = gaps.from_array(*reversed(gappy(_size(small, (30, 35), (14, 18)), fraction, 4)))
+    grid, x, y = gaps.from_array(*reversed(gappy(_size(small, (45, 55), (14, 18)), fraction, 4)))
     ours = ScaleKernel(gaps.GappyGridKernel([plane(0.5, (0.1, 0.2))], grid, blocks=[(0, 1)])) + ScaleKernel(
         gaps.GappyGridKernel([with_length(RBFKernel(), 0.6), with_length(RBFKernel(), 0.7)], grid)
     )
@@ -66,7 +66,7 @@ def torus_and_product(small=False, fraction=0.4):
 
 
 def noise_per_output(small=False, fraction=0.4):
-    shape = _size(small, (18, 20, 3), (8, 10, 3))
+    shape = _size(small, (26, 32, 3), (8, 10, 3))
     axes, values = gappy(shape, fraction, 5)
     axes[2] = torch.arange(shape[2], dtype=torch.float64)
     grid, x, y = gaps.from_array(values, axes)
