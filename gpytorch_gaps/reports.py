@@ -277,18 +277,16 @@ def report_solve(report: SolveReport, advice: str) -> None:
 
 def warn_not_converged(report: SolveReport, advice: str) -> None:
     """Warns with what was achieved, and what to try, if a solve did not converge."""
-    if not report.converged:
-        achieved = f"a relative residual of {report.worst_residual:.1e} where {report.tolerance:.1e} was asked for"
-        if report.std_tolerance is not None and report.worst_residual <= report.tolerance:
-            achieved = (
-                f"posterior means within {report.error_in_std:.1e} of their standard deviations where "
-                f"{report.std_tolerance:.1e} was asked for"
-            )
-        warnings.warn(
-            f"{report.method!r} stopped after {report.iterations} iterations with {achieved}. Try: {advice}.",
-            NotConvergedWarning,
-            stacklevel=2,
+    if report.converged:
+        return
+    achieved = f"a relative residual of {report.worst_residual:.1e} where {report.tolerance:.1e} was asked for"
+    if report.std_tolerance is not None and report.worst_residual <= report.tolerance:
+        achieved = (
+            f"posterior means within {report.error_in_std:.1e} of their standard deviations where "
+            f"{report.std_tolerance:.1e} was asked for"
         )
+    message = f"{report.method!r} stopped after {report.iterations} iterations with {achieved}. Try: {advice}."
+    warnings.warn(message, NotConvergedWarning, stacklevel=2)
 
 
 def report_logdet(report: LogdetReport) -> None:

@@ -9,24 +9,26 @@ one does not: importing BoTorch raises it to 4096 for the whole process.
 import linear_operator
 
 from gpytorch_gaps.reports import active_records
-from gpytorch_gaps.settings.values import (
-    dense_size,
+from gpytorch_gaps.settings.methods import (
     gap_method,
-    gap_penalty,
-    group,
     logdet_method,
-    max_iterations,
-    mean_tolerance,
-    mixed_precision,
     num_neighbours,
     preconditioner,
     preconditioner_rank,
+    variance_method,
+    variance_samples,
+)
+from gpytorch_gaps.settings.values import (
+    dense_size,
+    gap_penalty,
+    group,
+    max_iterations,
+    mean_tolerance,
+    mixed_precision,
     prediction_memory,
     progress,
     solve_tolerance,
     train_tolerance,
-    variance_method,
-    variance_samples,
     warm_start,
 )
 from gpytorch_gaps.solvers.config import SolveConfig
