@@ -110,10 +110,11 @@ def report_scores(child: Child, table: Table, errors: np.ndarray, deviation: np.
 def series_by_own_model(child: Child, points: int, options: argparse.Namespace) -> None:
     series, stages = matern_series(points), Stages()
     with child.clock(), stated(child), gaps.settings.mixed_precision(), gaps.settings.progress(False):
-        grid, x, y = gaps.from_array(torch.from_numpy(series.values))
+        # in units of 100 points, length-scales are about one: Adam takes steps of that size
+        grid, x, y = gaps.from_array(torch.from_numpy(series.values), [torch.arange(points).double() / 100.0])
         kernel = MaternKernel(nu=1.5)
         model = BlockModel(x, y, ScaleKernel(gaps.GappyGridKernel([kernel], grid)), 0.1)
-        kernel.lengthscale = 10.0
+        kernel.lengthscale = 0.1
         torch.manual_seed(0)
         with stages.stage("training"):
             history = gaps.fit(model, options.steps, warm_start=True, progress=False)

@@ -32,6 +32,9 @@ ASKED_FOR = "asked for"  # the reason of a method that the settings name
 # Relative errors of variances, half of them and nearly all, up to which nobody is warned: those of standard deviations
 # are half as large, and less than what uncertain length-scales and noise make of them.
 _UNREMARKABLE = {0.5: 0.02, 0.95: 0.2}
+_FEWEST_DRAWS = 8  # with fewer, the stated error would be wrong
+# No more draws are made where all variances but this share are within this relative error.
+_NEGLIGIBLE, _MOST_WORSE = 0.01, 0.01
 
 
 def quantile_of_draws(count: int) -> float:
@@ -47,17 +50,12 @@ def drawn_variance(parts: PosteriorParts, reason: str) -> tuple[Tensor, Variance
 
     :param reason: why the variances are not exact.
     """
-    count, local = parts.config.variance_samples, _regressions(parts)
-    left, of_mean, missed = _moments(parts, local, count)
-    tiny = torch.finfo(torch.float64).tiny
-    with torch.no_grad():
-        first = left / (left + of_mean).clamp_min(tiny)  # of t
-        share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
-    variance = share * left + (1.0 - share) * (local.left - of_mean)
-    variance = variance.clamp_min(0.0).minimum(local.left)
+    local = _regressions(parts)
+    left, of_mean, missed, count = _moments(parts, local, parts.config.variance_samples)
+    variance, share = _combined(local.left, left, of_mean)
     with torch.no_grad():
         known, rest = variance.detach(), (local.left - variance).detach()
-        spread = known * rest / (known.square() + rest.square()).sqrt().clamp_min(tiny)
+        spread = _spread(known, rest)
         weighted = share * known.sqrt() + (1.0 - share) * rest.sqrt()
         off = (rest if local.rows.numel() else rest.minimum(known)) * missed  # (w'r)^2
         error = quantile_of_draws(count) * spread + 2.0 * weighted * off.sqrt() + off + _rounding(parts, local)
@@ -74,23 +72,58 @@ def _regressions(parts: PosteriorParts) -> Regressions:
     return regressions(parts.train, parts.cross, prior, parts.cells, parts.config.memory)
 
 
-def _moments(parts: PosteriorParts, local: Regressions, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws. shape: (*batch, Q) twice, (*batch, 1)"""
+def _moments(parts: PosteriorParts, local: Regressions, count: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws, and of how many: fewer, where these are enough.
+
+    shape: (*batch, Q) twice, (*batch, 1)
+    """
     left, of_mean = torch.zeros_like(local.left), torch.zeros_like(local.left)
-    missed = torch.zeros_like(local.left[..., :1])
+    missed, number = torch.zeros_like(local.left[..., :1]), 0
+    regressed = local.rows.numel() > 0
     with one_report():
-        for draws in conditioned_draws(parts, count, what="variances from samples"):
+        first = _FEWEST_DRAWS if regressed else None
+        for draws in conditioned_draws(parts, count, what="variances from samples", first=first):
             explained, observed = draws.explained.double(), draws.observed
             if draws.residual is not None:
                 observed = observed.double() - draws.residual
-                missed = missed + _in_noise(parts, draws.residual).sum(-1, keepdim=True) / count
+                missed = missed + _in_noise(parts, draws.residual).sum(-1, keepdim=True)
             beyond = explained - local.fitted(observed)
-            if draws.residual is not None and local.rows.numel():
+            if draws.residual is not None and regressed:
                 explained = explained + local.fitted(draws.residual)
             # squares in small units need float64
-            left = left + (draws.tested.double() - explained).square().sum(-1) / count
-            of_mean = of_mean + beyond.square().sum(-1) / count
-    return left, of_mean, missed
+            left = left + (draws.tested.double() - explained).square().sum(-1)
+            of_mean = of_mean + beyond.square().sum(-1)
+            number += draws.tested.size(-1)
+            if regressed and _enough(local.left, left / number, of_mean / number, number):
+                break
+    return left / number, of_mean / number, missed / number, number
+
+
+def _combined(known: Tensor, left: Tensor, of_mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Both estimates of v weighted by their precision, and the weight of the first.
+
+    :param known: t.
+    :param left: means of ``d^2``, estimates of v.
+    :param of_mean: means of ``h^2``, estimates of ``t - v``.
+    """
+    with torch.no_grad():
+        first = left / (left + of_mean).clamp_min(torch.finfo(torch.float64).tiny)  # of t
+        share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
+    variance = share * left + (1.0 - share) * (known - of_mean)
+    return variance.clamp_min(0.0).minimum(known), share
+
+
+def _spread(variance: Tensor, rest: Tensor) -> Tensor:
+    """``v (t - v) / sqrt(v^2 + (t - v)^2)``, the standard deviation of an estimate times ``sqrt(n / 2)``."""
+    size = (variance.square() + rest.square()).sqrt()
+    return variance * rest / size.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _enough(known: Tensor, left: Tensor, of_mean: Tensor, count: int) -> bool:
+    """Whether nearly all variances are known so well already that more draws would not be noticed."""
+    variance, _ = _combined(known, left, of_mean)
+    off = quantile_of_draws(count) * _spread(variance, known - variance) > _NEGLIGIBLE * variance
+    return float(off.double().mean()) <= _MOST_WORSE
 
 
 def _rounding(parts: PosteriorParts, local: Regressions) -> Tensor:

@@ -186,7 +186,7 @@ def test_both_halves_of_a_draw_are_unbiased(kind, neighbours, monkeypatch):
     with torch.no_grad():
         prior = parts.prior_variance()
         local = drawn_variance._regressions(parts) if neighbours else regressions.Regressions.on_nothing(prior)
-        left, of_mean, _ = drawn_variance._moments(parts, local, count)
+        left, of_mean, *_ = drawn_variance._moments(parts, local, count)
     for got, expected in ((left, exact), (of_mean, local.left - exact)):
         score = (got - expected) / expected.clamp_min(1e-9) / math.sqrt(2.0 / count)
         score = score[expected > 1e-9]
@@ -270,3 +270,24 @@ def test_observed_cells_in_any_order_and_repeated():
     assert float(((got - exact[cells]).abs() <= error).double().mean()) >= 0.9
     assert bool((got[300:] == got[0]).all())
     assert float((error / got).median()) < 0.05
+
+
+# -- how many draws --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("neighbours", "few"), [(320, True), (8, False)])
+def test_draws_end_where_neighbours_say_nearly_all(neighbours, few, monkeypatch):
+    """Then eight draws state, and keep, an error of one percent; otherwise all that were asked for are made."""
+    monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", neighbours)
+    model, grid = problem("matern12", 1e-2, True, shape=(20, 16))
+    _, _, exact = dense_parts(model, grid)
+    torch.manual_seed(0)
+    chosen = settings.variance_method("pathwise"), settings.variance_samples(40)
+    with torch.no_grad(), chosen[0], chosen[1], gaps.record_solves() as solves:
+        value = model(grid.points()).variance.double()
+    report = solves.variances[-1]
+    assert report.num_samples == (8 if few else 40)
+    if few:
+        relative = (value - exact).abs() / exact
+        assert float((relative <= 0.01).double().mean()) >= 0.98
+        assert float((report.error.double() <= 0.01 * value).double().mean()) >= 0.98
