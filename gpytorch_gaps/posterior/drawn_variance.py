@@ -94,7 +94,8 @@ def _moments(parts: PosteriorParts, local: Regressions, count: int) -> tuple[Ten
             left = left + (draws.tested.double() - explained).square().sum(-1)
             of_mean = of_mean + beyond.square().sum(-1)
             number += draws.tested.size(-1)
-            if regressed and _enough(local.left, left / number, of_mean / number, number):
+            counted = regressed and number >= _FEWEST_DRAWS
+            if counted and _precise(local.left, left / number, of_mean / number, number):
                 break
     return left / number, of_mean / number, missed / number, number
 
@@ -119,7 +120,7 @@ def _spread(variance: Tensor, rest: Tensor) -> Tensor:
     return variance * rest / size.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _enough(known: Tensor, left: Tensor, of_mean: Tensor, count: int) -> bool:
+def _precise(known: Tensor, left: Tensor, of_mean: Tensor, count: int) -> bool:
     """Whether nearly all variances are known so well already that more draws would not be noticed."""
     variance, _ = _combined(known, left, of_mean)
     off = quantile_of_draws(count) * _spread(variance, known - variance) > _NEGLIGIBLE * variance

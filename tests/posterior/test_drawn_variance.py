@@ -13,6 +13,7 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 import gpytorch_gaps as gaps
 from gpytorch_gaps import settings
 from gpytorch_gaps.posterior import drawn_variance, regressions
+from gpytorch_gaps.posterior.parts import PosteriorParts
 from tests import _dense as dense
 from tests._covering import in_turn
 from tests.workflow._pairs import CASES, Model, with_length
@@ -275,10 +276,14 @@ def test_observed_cells_in_any_order_and_repeated():
 # -- how many draws --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("neighbours", "few"), [(320, True), (8, False)])
-def test_draws_end_where_neighbours_say_nearly_all(neighbours, few, monkeypatch):
-    """Then eight draws state, and keep, an error of one percent; otherwise all that were asked for are made."""
+@pytest.mark.parametrize(("neighbours", "at_once", "few"), [(320, 100, True), (320, 2, True), (8, 100, False)])
+def test_draws_end_where_neighbours_say_nearly_all(neighbours, at_once, few, monkeypatch):
+    """Then eight draws state, and keep, an error of one percent; otherwise all that were asked for are made.
+
+    Fewer than eight are never enough, however few are made at once.
+    """
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", neighbours)
+    monkeypatch.setattr(PosteriorParts, "columns_at_once", lambda *_: at_once)
     model, grid = problem("matern12", 1e-2, True, shape=(20, 16))
     _, _, exact = dense_parts(model, grid)
     torch.manual_seed(0)
