@@ -92,7 +92,19 @@ def fill_gaps(
     36
     """
     progress = progress and settings.progress.value() if isinstance(progress, bool) else progress
-    options = Options(kernels, periods, trend, smooth, std, check, steps, tolerance, memory, seed, progress)
+    options = Options(
+        kernels=kernels,
+        periods=periods,
+        trend=trend,
+        smooth=smooth,
+        std=std,
+        check=check,
+        steps=steps,
+        tolerance=tolerance,
+        memory=memory,
+        seed=seed,
+        progress=progress,
+    )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):
             if axes is not None:
