@@ -12,7 +12,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from gpytorch_gaps.filling.calendars import YEAR, dates, encoded_dates, is_date
+from gpytorch_gaps.filling.encodings import Circle, Dates, Degrees, EncodedDates, Labels, Numbers
 
 _MAX_LABELS = 4  # a length-scale cannot be learned from so few positions without coordinates,
 _MIN_CELLS_PER_LABEL = 30  # but a free covariance can, if each position has so many cells
@@ -42,6 +43,10 @@ class Axis:
     unit: str = ""
     year: float = YEAR
     """Mean length of a year in the calendar of an axis of times, in days."""
+    encoding: Callable[[str, np.ndarray], np.ndarray] = Numbers()  # noqa: RUF009  a frozen dataclass itself
+    """The function from coordinates of the user's to points."""
+    coordinates: np.ndarray | None = None
+    """The coordinates that the user gave, None where there are none."""
 
     @property
     def size(self) -> int:
@@ -64,7 +69,15 @@ class Axis:
 
     def at(self, positions: np.ndarray) -> "Axis":
         """The same axis with some of its points."""
-        return replace(self, points=self.points[positions])
+        known = None if self.coordinates is None else self.coordinates[positions]
+        return replace(self, points=self.points[positions], coordinates=known)
+
+    def encode(self, coordinates: Any) -> np.ndarray:
+        """Points of further coordinates, which are given as those of the axis were. shape: (m, d)
+
+        :raises ValueError: if coordinates are of another kind, or labels that the axis does not have.
+        """
+        return self.encoding(self.name, _as_array(self.name, coordinates, getattr(self.encoding, "zone", None)))
 
     def __str__(self) -> str:
         where = f" {self.unit}" if self.unit else ""
@@ -115,42 +128,54 @@ def _describe(name: str, size: int, cells_each: int, coordinates: Any, attribute
     array = np.empty(0, object) if coordinates is None else _as_array(name, coordinates)
     if coordinates is not None and len(array) != size:
         raise ValueError(f"{name}: got {len(array)} coordinates, expected {size}, as values has along this dimension")
+    if coordinates is not None:
+        return replace(_describe_known(name, array, coordinates, attributes), coordinates=array)
+    few = 1 < size <= _MAX_LABELS and cells_each >= _MIN_CELLS_PER_LABEL
+    points = np.arange(size, dtype=np.float64).reshape(size, 1)
+    if few:
+        return Axis(name, "label", points, encoding=Labels(tuple(map(str, range(size)))))
+    return Axis(name, "position", points)
+
+
+def _describe_known(name: str, array: np.ndarray, coordinates: Any, attributes: Mapping[str, Any]) -> Axis:
     times = dates(name, array)
     if times is not None:
-        return _times(name, *times)
-    if array.dtype.kind in "iufb" and coordinates is not None:
-        return _numeric(name, np.array(array, dtype=np.float64).reshape(size, -1), attributes)
-    positions = np.arange(size, dtype=np.float64).reshape(size, 1)
-    if coordinates is not None:
-        _check_labels(name, array)
-    few = 1 < size <= _MAX_LABELS and cells_each >= _MIN_CELLS_PER_LABEL
-    kind = "label" if coordinates is not None or few else "position"
-    return Axis(name, kind, positions)
+        return _times(name, Dates(array[:1], getattr(coordinates, "tz", None)), *times)
+    if array.dtype.kind in "iufb":
+        return _numeric(name, array, attributes)
+    _check_labels(name, array)
+    labels = Labels(tuple(map(str, array)))
+    return Axis(name, "label", labels(name, array), encoding=labels)
 
 
-def _numeric(name: str, points: np.ndarray, attributes: Mapping[str, Any]) -> Axis:
-    unit = str(attributes.get("units", ""))
+def _numeric(name: str, array: np.ndarray, attributes: Mapping[str, Any]) -> Axis:
+    unit, calendar = str(attributes.get("units", "")), str(attributes.get("calendar", "standard"))
     words = {name.strip().lower(), unit.strip().lower(), str(attributes.get("standard_name", "")).strip().lower()}
-    axis = _checked(Axis(name, "group" if points.shape[1] > 1 else "number", points, unit))
+    columns = array.shape[1] if array.ndim == 2 else 1
+    points = Numbers(columns)(name, array)
+    axis = _checked(Axis(name, "group" if columns > 1 else "number", points, unit, encoding=Numbers(columns)))
     if axis.kind == "group":
         return axis
-    times = encoded_dates(points[:, 0], unit, str(attributes.get("calendar", "standard")))
+    first = float(points[0, 0]) if len(points) else 0.0
+    times = encoded_dates(points[:, 0], unit, calendar, first)
     if times is not None:
-        return _times(name, *times)
+        return _times(name, EncodedDates(first, unit, calendar), *times)
     if words.intersection(_LATITUDES) and points.min() >= -90.01 and points.max() <= 90.01:
-        return Axis(name, "latitude", points, "degrees")
+        return replace(axis, kind="latitude", unit="degrees")
     if words.intersection(_LONGITUDES) and axis.extent <= 360:
         around = axis.extent + 1.5 * axis.spacing >= 360 and axis.size > 2
-        return _circle(name, points, 360.0) if around else Axis(name, "longitude", points, "degrees")
+        start = float(points.min() + points.max()) / 2 - 180
+        open_ended = replace(axis, kind="longitude", unit="degrees", encoding=Degrees(start))
+        return _circle(axis, 360.0) if around else open_ended
     # by name, not by unit: a lead time of 18 hours is not periodic
     period = next((_PERIODS[word] for word in words - {unit.strip().lower()} if word in _PERIODS), None)
     if period is not None and 0.5 * period < axis.extent <= period + 1 and axis.size > 2:
-        return _circle(name, points, period)
+        return _circle(axis, period)
     return axis
 
 
-def _times(name: str, days: np.ndarray, year: float) -> Axis:
-    return _checked(Axis(name, "time", days.reshape(-1, 1), "days", year))
+def _times(name: str, encoding: Dates | EncodedDates, days: np.ndarray, year: float) -> Axis:
+    return _checked(Axis(name, "time", days.reshape(-1, 1), "days", year, encoding))
 
 
 def _check_labels(name: str, array: np.ndarray) -> None:
@@ -170,21 +195,16 @@ def _check_labels(name: str, array: np.ndarray) -> None:
         raise ValueError(f"{name}: got the label {twice!r} twice, expected each once")
 
 
-def _circle(name: str, points: np.ndarray, period: float) -> Axis:
-    """Points on a circle with arc lengths equal to differences of coordinates, so both sides of the seam are close."""
-    angle = 2 * math.pi * points[:, 0] / period
-    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1) * period / (2 * math.pi)
-    axis = Axis(name, "circle", circle)
-    if axis.size > 1 and len(np.unique(circle.round(9), axis=0)) < axis.size:
-        return Axis(name, "number", points)  # two points coincide, such as 0 and 360 degrees
-    return axis
+def _circle(axis: Axis, period: float) -> Axis:
+    """The axis as points on a circle, unless two of them coincide, such as 0 and 360 degrees."""
+    circle = Circle(period)
+    points = circle(axis.name, axis.points)
+    if axis.size > 1 and len(np.unique(points.round(9), axis=0)) < axis.size:
+        return replace(axis, unit="")
+    return replace(axis, kind="circle", points=points, unit="", encoding=circle)
 
 
 def _checked(axis: Axis) -> Axis:
-    bad = ~np.isfinite(axis.points).all(axis=1)
-    if bad.any():
-        at = int(bad.argmax())
-        raise ValueError(f"{axis.name}: entry {at} is {axis.points[at].squeeze()}, expected finite coordinates")
     _, first, counts = np.unique(axis.points, axis=0, return_index=True, return_counts=True)
     if (counts > 1).any():
         value = axis.points[first[counts > 1].min()]
@@ -192,16 +212,30 @@ def _checked(axis: Axis) -> Axis:
     return axis
 
 
-def _as_array(name: str, coordinates: Any) -> np.ndarray:
+def _as_array(name: str, coordinates: Any, zone: Any = None) -> np.ndarray:
+    """Coordinates as an array, (m,) or (m, d).
+
+    :param zone: the time zone of dates without one.
+    """
     if isinstance(coordinates, torch.Tensor):
         coordinates = coordinates.detach().cpu()
     if hasattr(coordinates, "iloc"):  # a pandas Series, whose index is not used
         coordinates = coordinates.array
     if hasattr(coordinates, "to_timestamp"):  # pandas periods
         coordinates = coordinates.to_timestamp()
+    if zone is not None:
+        coordinates = _in_zone(coordinates, zone)
     if getattr(coordinates, "tz", None) is not None:  # days are counted in UTC
         coordinates = coordinates.tz_convert(None)
     array = np.asarray(coordinates)
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind not in "iuf") or array.dtype.kind == "c":
         raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, expected coordinates (m,) or (m, d)")
     return array
+
+
+def _in_zone(dates: Any, zone: Any) -> Any:
+    """A pandas index of dates, in `zone` where they have none."""
+    import pandas
+
+    index = pandas.DatetimeIndex(dates)
+    return index.tz_localize(zone) if index.tz is None else index

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.grid.data import days_since_first
+from gpytorch_gaps.grid.data import days_since
 
 YEAR = 365.2425
 """Mean length of a Gregorian year, in days."""
@@ -41,28 +41,35 @@ Times = tuple[np.ndarray, float]
 """Days since the first time, and the mean length of a year in days."""
 
 
-def dates(name: str, array: np.ndarray) -> Times | None:
-    """Days of datetime64, timedelta64, or dates of Python or cftime; None for anything else."""
+def dates(name: str, array: np.ndarray, first: np.ndarray | None = None) -> Times | None:
+    """Days of datetime64, timedelta64, or dates of Python or cftime; None for anything else.
+
+    :param first: the date from which days are counted, in an array of one entry. Default: that of `array`.
+    """
+    first = array[:1] if first is None else first
     calendar = str(getattr(array[0], "calendar", "standard")) if _is_of_objects(array) else "standard"
-    array = _as_durations(array)
-    if array.dtype.kind not in "mM":
+    array, first = _as_durations(array, first), _as_durations(first, first)
+    if array.dtype.kind not in "mM" or array.dtype.kind != first.dtype.kind:
         return None
     if np.isnat(array).any():
         raise ValueError(f"{name}: entry {int(np.isnat(array).argmax())} is NaT, expected times")
     if calendar not in _YEAR_DAYS:
         raise ValueError(f"{name}: got dates of the calendar {calendar!r}, expected one of {', '.join(_YEAR_DAYS)}")
-    return days_since_first(array), _YEAR_DAYS[calendar]
+    return days_since(array, first), _YEAR_DAYS[calendar]
 
 
-def encoded_dates(numbers: np.ndarray, unit: str, calendar: str) -> Times | None:
-    """Days of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars."""
+def encoded_dates(numbers: np.ndarray, unit: str, calendar: str, first: float) -> Times | None:
+    """Days of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars.
+
+    :param first: the number from which days are counted.
+    """
     found = re.match(r"\s*(\w+)\s+since\s", unit, re.IGNORECASE)
     year = _YEAR_DAYS.get(calendar.lower())
     if found is None or year is None:
         return None
     lengths = {**_UNIT_DAYS, "month": year / 12, "months": year / 12, "year": year, "years": year}
     days = lengths.get(found[1].lower())
-    return None if days is None else ((numbers - numbers[:1]) * days, year)
+    return None if days is None else ((numbers - first) * days, year)
 
 
 def is_date(entry: Any) -> bool:
@@ -74,14 +81,14 @@ def _is_of_objects(array: np.ndarray) -> bool:
     return array.dtype.kind == "O" and len(array) > 0
 
 
-def _as_durations(array: np.ndarray) -> np.ndarray:
-    """Objects that are dates as durations since the first; other arrays are returned as they are."""
+def _as_durations(array: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Objects that are dates as durations since `first`; other arrays are returned as they are."""
     if not _is_of_objects(array):
         return array
     if all(isinstance(entry, date) for entry in array):
         return array.astype("datetime64[us]")
     try:
-        spans = [entry - array[0] for entry in array]
+        spans = [entry - first[0] for entry in array]
     except TypeError:
         return array
     if all(isinstance(span, timedelta) for span in spans):

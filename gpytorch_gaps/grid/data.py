@@ -155,7 +155,7 @@ def _dimension_axis(data_array: "xarray.DataArray", dim: Hashable) -> list[float
     if coordinate.dtype.kind in "mM":
         if np.isnat(coordinate).any():
             raise ValueError(f"coordinate {dim!r} has NaT; expected times")
-        return days_since_first(coordinate).tolist()
+        return days_since(coordinate, coordinate[:1]).tolist()
     if coordinate.dtype.kind == "O" and len(coordinate):
         return _days_or_labels(dim, coordinate)
     return coordinate.tolist() if coordinate.dtype.kind in "iufc" else None
@@ -176,12 +176,11 @@ def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
     return [span / timedelta(days=1) for span in spans]
 
 
-def days_since_first(times: np.ndarray) -> np.ndarray:
-    """Days since the first of `times`, datetime64 or timedelta64 of any unit.
+def days_since(times: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Days since `first`, an array of one entry, of `times`, datetime64 or timedelta64 of any unit.
 
     Whole days and the rest of the day are subtracted as integers, separately: neither overflows, for any span and unit,
     and the rest keeps its precision.
     """
-    day = times.astype(f"{times.dtype.kind}8[D]")
-    remainder = times - day
-    return (day - day[:1]).astype(np.int64) + (remainder - remainder[:1]) / np.timedelta64(1, "D")
+    day, first_day = (one.astype(f"{times.dtype.kind}8[D]") for one in (times, first))
+    return (day - first_day).astype(np.int64) + ((times - day) - (first - first_day)) / np.timedelta64(1, "D")

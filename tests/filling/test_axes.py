@@ -171,3 +171,47 @@ def test_durations_do_not_close_and_series_are_coordinates():
     assert only(range(24), "hour").kind == "circle"
     assert only(pd.Series([1.0, 2.0], index=[7, 8])).points[:, 0].tolist() == [1.0, 2.0]
     assert only(pd.Series(pd.date_range("2000-01-01", periods=3))).points[:, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("known", "further", "points"),
+    [
+        (pd.date_range("2000-01-01", periods=5, freq="2D"), ["2000-02-01", "1999-12-31T12:00"], [31, -0.5]),
+        (pd.date_range("2000-01-01", periods=5, tz="Europe/Rome"), ["2000-01-02", "2000-07-01"], [1, 182 - 1 / 24]),
+        (pd.period_range("2000-01", periods=5, freq="M"), pd.period_range("2000-06", periods=1, freq="M"), [152]),
+        (pd.timedelta_range("1D", periods=5), np.array([36], dtype="timedelta64[h]"), [0.5]),
+        ([moment.date() for moment in cftime_like], [datetime.date(2000, 3, 1)], [60]),
+        (in_360_days := [cftime.Datetime360Day(2000, 1, 1), cftime.Datetime360Day(2001, 1, 1)], ["2000-02-30"], [59]),
+        (in_360_days, [cftime.Datetime360Day(2000, 3, 1, 12)], [60.5]),
+        (in_360_days, np.array(["2000-02-01"], dtype="datetime64[ns]"), [30]),
+    ],
+    ids=["dates", "zone", "periods", "durations", "python dates", "text in 360 days", "360 days", "numpy in 360 days"],
+)
+def test_further_times_are_counted_from_the_same_first(known, further, points):
+    axis = only(known if hasattr(known, "freq") else np.array(known)).at(np.array([1]))
+    np.testing.assert_allclose(axis.encode(further)[:, 0], points, rtol=1e-12)
+
+
+def test_coordinates_are_encoded_as_those_of_the_axis_were():
+    hours = only(np.arange(5.0) + 100, units="hours since 1850-01-01")
+    assert hours.encode([124.0]).tolist() == [[1.0]]
+    around = only(np.arange(0.0, 360.0, 10.0), "lon")
+    np.testing.assert_allclose(around.encode([-10.0, 375.0])[0], around.points[35])
+    assert only([-20.0, 20.0], "lon").encode([350.0, 5.0]).tolist() == [[-10.0], [5.0]]
+    assert only(["a", "b", "c"]).encode(["c", "a"]).tolist() == [[2.0], [0.0]]
+    assert only([[0.0, 1.0], [2.0, 3.0]]).encode([[0.5, 0.5]]).tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("known", "further", "message"),
+    [
+        (["Rome", "Roma", "Paris"], ["Rom"], "x: got the label 'Rom', expected one of Rom., Rom., ..."),
+        (pd.date_range("2000-01-01", periods=3), [5.0], "x: got 5.0, expected times of the same kind as 2000-01-01"),
+        ([1.0, 2.0], ["a"], r"x: got <U1 of shape \(1,\), expected numbers of shape \(m,\)"),
+        ([[1.0, 2.0], [3.0, 4.0]], [1.0], r"expected numbers of shape \(m, 2\)"),
+        ([1.0, 2.0], [np.nan], "x: entry 0 is nan, expected finite coordinates"),
+    ],
+)
+def test_coordinates_of_another_kind_are_refused(known, further, message):
+    with pytest.raises(ValueError, match=message):
+        only(known).encode(further)
