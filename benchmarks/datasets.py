@@ -74,6 +74,15 @@ _FIELDS = {
         made="Monthly anomalies from January 1970 as (month, lat, lon), every 2 degrees; land is a gap.",
         arrays=("values", "month_index", "lat", "lon"),
     ),
+    "german_pm10": Source(
+        file="german_pm10.npz",
+        sha256="2fedaf3ec901230a11747557a81879b5d21a43a36320bf6e3cb814c33959c067",
+        public="CRAN package spacetime, data set air",
+        url="https://cran.r-project.org/package=spacetime",
+        licence="GPL (>= 2)",
+        made="Daily PM10 of 70 rural stations from 1998 to 2009 as (day, station), in micrograms per cubic metre.",
+        arrays=("values", "date"),
+    ),
 }
 
 

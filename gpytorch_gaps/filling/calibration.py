@@ -12,6 +12,10 @@ is approximately a chi-square variable of ``v = (tr C)^2 / |C|_F^2`` degrees of 
 where v0 is the weight of the model's own variances, or by r itself if r cannot be chance. The mean square error to
 expect in the gaps is c^2 times the mean of the model's variances there. That is the measured error if withheld cells
 are like the gaps and there are many of them, and the model's own estimate if not.
+
+If 95 % intervals cover far too many or too few of the withheld observations, all standard deviations are multiplied by
+the factor with which they would cover 95 %. Field and noise are scaled alike: with c^2 times the kernel and c^2 times
+the noise, the posterior mean is the same and every standard deviation c times as large.
 """
 
 import math
@@ -80,6 +84,11 @@ class Check:
         if min(chdtr(self.freedom, squares), chdtrc(self.freedom, squares)) < _REFUTED:
             return self.ratio
         return (squares + _MODEL_WEIGHT) / (self.freedom + _MODEL_WEIGHT)
+
+    @property
+    def calibration(self) -> float:
+        """Factor by which standard deviations are to be multiplied: 1 unless their coverage is far off."""
+        return 1.0 if self.is_calibrated or not self.stretch > 0 else self.stretch
 
     @property
     def is_calibrated(self) -> bool:
@@ -159,28 +168,35 @@ def _freedom(draws: Tensor) -> float:
     return max(1.0, float(squares.mean().square() / crossed))
 
 
-def _warn_if_miscalibrated(check: Check) -> None:
+def _warn_if_miscalibrated(check: Check, rescaled: bool) -> None:
     if check.is_calibrated:
         return
     score = check.score
-    narrow = score.coverage < score.level
+    wrong = "small" if score.coverage < score.level else "large"
+    done = "have been" if rescaled else "would have to be"
     warnings.warn(
-        f"{score.level:.0%} intervals cover {score.coverage:.0%} of {score.count:,} withheld observations: standard "
-        f"deviations are too {'small' if narrow else 'large'}. Multiplied by {check.stretch:.2g}, they would cover "
-        f"{score.level:.0%}. Try: your own kernels (kernels=), more steps, or coordinates instead of labels.",
+        f"{score.level:.0%} intervals cover {score.coverage:.0%} of {score.count:,} withheld observations: the model's "
+        f"standard deviations are too {wrong}. They {done} multiplied by {check.stretch:.2g}, with which intervals "
+        f"cover {score.level:.0%} of these; result.model is unchanged. Try: your own kernels (kernels=), more steps, "
+        "or coordinates instead of labels.",
         CalibrationWarning,
         stacklevel=4,
     )
 
 
-def stated_error(check: Check | None, gap_variance: float | None, notes: Sequence[str] = ()) -> dict[str, Any]:
+def stated_error(
+    check: Check | None, gap_variance: float | None, notes: Sequence[str] = (), rescaled: bool = False
+) -> dict[str, Any]:
     """The entries of a report about errors; warns if standard deviations are too small or too large.
 
     :param gap_variance: the mean square error that the model expects in the gaps.
+    :param rescaled: whether there are standard deviations, which were multiplied by ``check.calibration``.
     """
     found: dict[str, Any] = {"held_out": None if check is None else check.score, "notes": tuple(notes)}
     if check is not None:
-        _warn_if_miscalibrated(check)
+        _warn_if_miscalibrated(check, rescaled)
+        if rescaled and check.calibration != 1.0:
+            found["calibrated_by"] = check.calibration
     if gap_variance is not None:
         found["expected_rmse"] = math.sqrt(gap_variance * (1.0 if check is None else check.factor))
     if gap_variance is not None and check is not None:

@@ -76,8 +76,9 @@ def fill_gaps(
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
 
-    Warns with a :class:`CalibrationWarning` if 95 % intervals cover less than 85 % or more than 99 % of the withheld
-    observations by more than chance.
+    If 95 % intervals cover less than 85 % or more than 99 % of the withheld observations by more than chance, standard
+    deviations are multiplied by the factor with which they would cover 95 %, ``result.report.calibrated_by``, and a
+    :class:`CalibrationWarning` says so. ``result.model`` is not changed.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> from gpytorch.kernels import RBFKernel

@@ -78,6 +78,7 @@ class InMemoryFilling(Filling):
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
             if gaps.any():
                 gap_variance = float(np.mean(std[gaps] ** 2)) + (chosen.noise if options.smooth else 0.0)
+            std *= 1.0 if check is None else check.calibration
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
         report = self._report(

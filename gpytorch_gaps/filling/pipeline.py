@@ -86,7 +86,7 @@ class Filling(ABC):
             axes=tuple(map(str, self.source.axes)),
             kernel=chosen.learned.name,
             noise_std=math.sqrt(chosen.noise),
-            **stated_error(check, gap_variance, (*chosen.notes, *notes)),
+            **stated_error(check, gap_variance, (*chosen.notes, *notes), rescaled=bool(about.get("std_method"))),
             history=chosen.learned.history,
             seconds=self.stopwatch.seconds,
             **about,

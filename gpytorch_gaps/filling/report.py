@@ -45,6 +45,10 @@ there.',)
     It is the error that the model expects there, corrected by its errors at withheld observations. None if neither
     standard deviations nor a check were asked for.
     """
+    calibrated_by: float | None = None
+    """Factor by which all standard deviations were multiplied, because 95 % intervals of the model cover less than 85 %
+    or more than 99 % of the withheld observations. `held_out` has the scores before that. None if they were not.
+    """
     like_the_gaps: bool | None = None
     """Whether the model expects about the same error of withheld observations as in the gaps."""
     solve: SolveReport | None = None
@@ -91,6 +95,7 @@ there.',)
             "noise_std": self.noise_std,
             "held_out": None if self.held_out is None else self.held_out.as_dict(),
             "expected_rmse": self.expected_rmse,
+            "calibrated_by": self.calibrated_by,
             "like_the_gaps": self.like_the_gaps,
             "method": None if solve is None else solve.method,
             "iterations": None if solve is None else solve.iterations,
@@ -122,7 +127,8 @@ there.',)
         if self.solve is not None:
             lines.append(f"mean: {_in_short(self.solve)}")
         if self.std_method:
-            lines.append(f"standard deviations: {self.std_method}")
+            by = "" if self.calibrated_by is None else f", calibrated by {self.calibrated_by:.2g}"
+            lines.append(f"standard deviations: {self.std_method}{by}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -154,14 +160,16 @@ class Filled:
     """Standard deviation of the mean's error, in the same form as the input.
 
     In a gap it is that of a measurement, noise included; at observed values it is 0. With `smooth` it is that of the
-    field without noise, everywhere. It is widened below 30 observations, and NaN in gaps if there is only one
-    observation or if all are equal. None if it was not asked for or if values were streamed.
+    field without noise, everywhere. It is widened below 30 observations, multiplied by ``report.calibrated_by`` if the
+    withheld observations show that it is far off, and NaN in gaps if there is only one observation or if all are equal.
+    None if it was not asked for or if values were streamed.
     """
     gaps: Any
     """Flags of the gaps, in the same form as the input."""
     model: Any
     """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
-    anywhere. None if there was nothing to learn or if values were streamed."""
+    anywhere. Its variances are not multiplied by ``report.calibrated_by``. None if there was nothing to learn or if
+    values were streamed."""
     report: Any
     """A :class:`FillReport` of what was done, and of the error to expect."""
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import gpytorch
 import numpy as np
@@ -118,21 +119,36 @@ def test_a_streamed_fill_is_checked_by_reconstruct_itself(monkeypatch):
 # -- error bars --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("factor", "words"), [(1 / 16, "too small"), (16.0, "too large")])
-def test_error_bars_that_cover_too_little_or_too_much_are_warned_of(monkeypatch, factor, words):
-    def wrong(*args):
+@pytest.mark.parametrize("smooth", [False, True])
+def test_error_bars_that_cover_too_little_or_too_much_are_rescaled_with_a_warning(monkeypatch, smooth):
+    def scaled(factor, *args):
         found = predicted(*args)
         return type(found)(found.mean, factor * found.variance, factor**0.5 * found.draws)
 
     predicted = calibration.predict_measurements
     seen = draw((40, 40), 1.0, 5)
     seen[np.random.default_rng(0).random(seen.shape) < 0.3] = np.nan
+    options = {"kernels": matern(), "steps": 15, "progress": False, "smooth": smooth}
     with warnings.catch_warnings():
         warnings.simplefilter("error", gaps.CalibrationWarning)
-        gaps.fill_gaps(seen, kernels=matern(), steps=15, progress=False, std=False)
-    monkeypatch.setattr(calibration, "predict_measurements", wrong)
-    with pytest.warns(gaps.CalibrationWarning, match=f"of .* withheld observations: standard deviations are {words}"):
-        gaps.fill_gaps(seen, kernels=matern(), steps=15, progress=False, std=False)
+        right = gaps.fill_gaps(seen, **options)
+    assert right.report.calibrated_by is None
+    assert "calibrated" not in str(right.report)
+    factors = []
+    for factor, words in ((1 / 16, "too small. They have been"), (16.0, "too large. They have been")):
+        monkeypatch.setattr(calibration, "predict_measurements", partial(scaled, factor))
+        with pytest.warns(gaps.CalibrationWarning, match=f"of .* withheld observations: .* are {words} multiplied by"):
+            found = gaps.fill_gaps(seen, **options)
+        by = found.report.calibrated_by
+        assert by == found.report.as_dict()["calibrated_by"]
+        factors.append(by)
+        assert f"calibrated by {by:.2g}" in str(found.report)
+        np.testing.assert_allclose(found.std, by * right.std, rtol=1e-6)
+        np.testing.assert_array_equal(found.mean, right.mean)
+    assert factors[0] == pytest.approx(16 * factors[1])
+    with pytest.warns(gaps.CalibrationWarning, match="They would have to be multiplied"):
+        unscaled = gaps.fill_gaps(seen, std=False, **options).report
+    assert unscaled.calibrated_by is None
 
 
 @pytest.mark.parametrize("observed", [2, 4, 8])
