@@ -36,6 +36,7 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
             opened.axes,
             periods=_periods(options),
             smooth=options.smooth,
+            joint=_is_joint(options, kinds),
             std=_wants_std(options, kinds),
             check=not options.no_check,
             steps=options.steps,
@@ -60,6 +61,12 @@ def _periods(options: argparse.Namespace) -> dict[str | int, list[float]] | None
     for axis, period in options.period:
         found.setdefault(axis, []).extend([] if period is None else [period])
     return found or None
+
+
+def _is_joint(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bool:
+    if options.joint and len(kinds) < 2:
+        raise ValueError(f"--joint: {options.input} has one array to fill, expected several variables")
+    return bool(options.joint)
 
 
 def _wants_std(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bool:

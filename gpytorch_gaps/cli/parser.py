@@ -74,6 +74,9 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     files.add_argument("--force", action="store_true", help="replace existing files")
     model = parser.add_argument_group("model")
     model.add_argument("--smooth", action="store_true", help="replace observed values too, by the field without noise")
+    model.add_argument(
+        "--joint", action="store_true", help="fill variables on one grid together, so that they inform each other"
+    )
     model.add_argument("--no-check", action="store_true", help="skip the check on withheld observations")
     model.add_argument(
         "--period", metavar="AXIS=P", action="append", default=[], type=_period,

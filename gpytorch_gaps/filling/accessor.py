@@ -52,10 +52,7 @@ class GapsAccessor:
         """
         from gpytorch_gaps.filling.fill import fit_model
 
-        if not hasattr(self._data, "data_vars"):
-            return fit_model(self._data, **options)
-        numeric = [name for name, held in self._data.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
-        return {name: fit_model(self._data[name], **options) for name in numeric}
+        return fit_model(self._data, **options)
 
 
 def register_with_xarray() -> None:

@@ -44,6 +44,7 @@ class ArrayAdapter(ABC):
     array: Any
     axes: list[Axis]
     chunked = False  # whether the array is read chunk by chunk (dask)
+    units_differ = False  # whether each label has units of its own
 
     def __init__(self, given: Any, array: Any, axes: list[Axis]) -> None:
         self.given, self.array, self.axes = given, array, axes

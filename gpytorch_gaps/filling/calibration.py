@@ -21,7 +21,7 @@ the noise, the posterior mean is the same and every standard deviation c times a
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,11 +55,12 @@ class Predicted:
     variance: Tensor
     draws: Tensor
 
-    def first(self, count: int) -> "Predicted":
-        return Predicted(self.mean[:count], self.variance[:count], self.draws[:, :count])
+    def at(self, rows: Any, unit: float = 1.0) -> "Predicted":
+        """Some of the predictions, times `unit`."""
+        return Predicted(unit * self.mean[rows], unit**2 * self.variance[rows], unit * self.draws[:, rows])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """Scores of withheld observations, and what they imply for the gaps."""
 
@@ -76,6 +77,13 @@ class Check:
     """Effective number of independent observations for the coverage."""
     stretch: float
     """Factor on standard deviations with which 95 % intervals would cover 95 %."""
+    predicted: Predicted = field(repr=False)
+    truth: np.ndarray = field(repr=False)
+    """The withheld observations."""
+
+    def among(self, rows: np.ndarray, unit: float = 1.0) -> "Check":
+        """The check of some of the withheld observations, times `unit`; nothing is known of the gaps."""
+        return judge(self.predicted.at(torch.from_numpy(rows), unit), unit * self.truth[rows])
 
     @property
     def factor(self) -> float:
@@ -119,7 +127,7 @@ def check_withheld(
     predicted = predict_measurements(model, coordinates(part.axes, np.concatenate(cells)), options)
     count = len(cells[0])
     in_gaps = float(predicted.variance[count:].mean()) if len(predicted.mean) > count else None
-    predicted = predicted.first(count)
+    predicted = predicted.at(slice(count))
     if mean is not None:
         predicted = replace(predicted, mean=torch.from_numpy(mean))
     return judge(predicted, part.values[withheld.scored], in_gaps)
@@ -156,6 +164,8 @@ def judge(predicted: Predicted, truth: np.ndarray, gap_variance: float | None = 
         freedom=_freedom(predicted.draws),
         independent=_freedom(predicted.draws / deviation),
         stretch=float((error / deviation).abs().quantile(0.95)) / NORMAL_975,
+        predicted=predicted,
+        truth=truth,
     )
 
 

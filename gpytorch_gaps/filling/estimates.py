@@ -72,10 +72,11 @@ def sample_observations(numbers: np.ndarray, generator: np.random.Generator) -> 
     return positions, numbers.reshape(-1)[cells]
 
 
-def label_scales(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray | None:
+def label_scales(numbers: np.ndarray, axes: Sequence[Axis], always: bool = False) -> np.ndarray | None:
     """Standard deviations of the labels, to divide by, if they differ too much for one noise; else None.
 
-    They have the number of dimensions of `numbers`, and size one along all axes but those of labels.
+    :param always: whether to divide by them even if they are similar, because labels have different units.
+    :return: an array of the number of dimensions of `numbers`, of size one along all axes but those of labels.
     """
     others = tuple(i for i, axis in enumerate(axes) if axis.kind != "label")
     if len(others) in (0, len(axes)):
@@ -86,7 +87,7 @@ def label_scales(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray | None
     square = np.where(known, numbers - means, 0.0) ** 2
     scales = np.sqrt(square.sum(axis=others, keepdims=True) / np.maximum(count - 1, 1))
     usable = (count > 2) & (scales > 0)
-    if not usable.any() or scales[usable].max() <= _MAX_SCALE_RATIO * scales[usable].min():
+    if not usable.any() or (not always and scales[usable].max() <= _MAX_SCALE_RATIO * scales[usable].min()):
         return None
     return np.where(usable, scales, np.exp(np.mean(np.log(scales[usable]))))
 

@@ -10,8 +10,10 @@ import torch
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.index_grid import is_a
+from gpytorch_gaps.filling.joint import JointFilling, VariablesAdapter
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
@@ -32,6 +34,7 @@ def fill_gaps(
     periods: Any = None,
     trend: bool = True,
     smooth: bool = False,
+    joint: bool = False,
     std: bool = True,
     check: bool = True,
     steps: int = 40,
@@ -62,6 +65,8 @@ def fill_gaps(
         prevents this. Along regular axes of 3,000 points or more and fifty periods, the mean has the cycles.
     :param trend: whether to subtract a plane first if the data have a trend.
     :param smooth: whether to replace observed values too, by the field without noise.
+    :param joint: whether the variables of a Dataset that lie on one grid are filled together, so that they inform each
+        other. Variables on other grids are filled by themselves.
     :param std: whether to compute standard deviations, which take most of the time for large grids.
     :param check: whether to withhold some observations and report how well they are predicted. For streamed values this
         takes as long as the mean.
@@ -98,6 +103,7 @@ def fill_gaps(
         periods=periods,
         trend=trend,
         smooth=smooth,
+        joint=joint,
         std=std,
         check=check,
         steps=steps,
@@ -110,11 +116,16 @@ def fill_gaps(
         if is_a(values, "xarray", "Dataset"):
             if axes is not None:
                 raise ValueError("axes: got some with a Dataset, expected None: its variables have their own")
-            return _fill_dataset(values, options)
+            return fill_dataset(values, options, _fill)
+        if joint:
+            raise ValueError(
+                f"joint: got True with a {type(values).__name__}, expected an xarray Dataset; along an axis of labels, "
+                "the parts of an array inform each other anyway"
+            )
         return _fill(adapt(values, axes), options)
 
 
-def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) -> FillModel:
+def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) -> Any:
     """The trained model with which ``fill_gaps`` fills, conditioned on all observations.
 
     It is in the units of the data, or of each label's standard deviation if these differ by a factor of three or more.
@@ -122,17 +133,29 @@ def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) ->
     :param values: as in :func:`fill_gaps`; always in memory.
     :param axes: as in :func:`fill_gaps`.
     :param options: as in :func:`fill_gaps`.
-    :return: an ``ExactGP``.
+    :return: an ``ExactGP``; for a Dataset, a dictionary with one per variable.
     """
-    checked, adapter = Options(**options), adapt(values, axes)
-    filling = InMemoryFilling(adapter, _numbers(adapter), checked)
-    with _seeded(checked.seed), settings.progress(checked.progress):
-        return filling.condition(filling.choose_model())
+    checked = Options(**options)
+    if is_a(values, "xarray", "Dataset"):
+        return fit_dataset(values, checked, _fit)
+    return _fit(adapt(values, axes), checked)
 
 
 def is_streamed(adapter: ArrayAdapter) -> bool:
     """Whether ``fill_gaps`` streams the array, because it is chunked or too large for a model in memory."""
     return adapter.chunked or math.prod(adapter.shape) > MAX_CELLS_IN_MEMORY
+
+
+def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
+    """Chooses a model of the array in memory and conditions it."""
+    filling = _in_memory(adapter, _numbers(adapter), options)
+    with _seeded(options.seed), settings.progress(options.progress):
+        return filling.condition(filling.choose_model())
+
+
+def _in_memory(adapter: ArrayAdapter, numbers: np.ndarray, options: Options) -> InMemoryFilling:
+    kind = JointFilling if isinstance(adapter, VariablesAdapter) else InMemoryFilling
+    return kind(adapter, numbers, options)
 
 
 def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
@@ -145,7 +168,7 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
         note = _nothing_to_learn(numbers, options)
         if note is not None:
             return _constant(adapter, numbers, options, note)
-        filling = InMemoryFilling(adapter, numbers, options)
+        filling = _in_memory(adapter, numbers, options)
     with _seeded(options.seed):
         chosen = filling.choose_model()
         check = filling.check_model(chosen)
@@ -188,23 +211,3 @@ def _constant(adapter: ArrayAdapter, numbers: np.ndarray, options: Options, note
     std = adapter.wrap_like_input(np.where(gaps | options.smooth, np.nan, 0.0)) if options.std else None
     report = FillReport(numbers.shape, int(gaps.sum()), tuple(map(str, adapter.axes)), notes=(note,))
     return Filled(adapter.wrap_filled(mean, gaps, smooth=False), std, adapter.wrap_like_input(gaps), None, report)
-
-
-def _fill_dataset(dataset: Any, options: Options) -> Filled:
-    names = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
-    if not names:
-        raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
-    found = {}
-    for name in names:
-        try:
-            found[name] = _fill(adapt(dataset[name]), options)
-        except ValueError as error:
-            raise ValueError(f"variable {name!r}: {error}") from error
-    stds = {name: one.std for name, one in found.items() if one.std is not None}
-    return Filled(
-        dataset.assign({name: one.mean for name, one in found.items()}),
-        dataset[list(stds)].assign(stds) if stds else None,
-        dataset[names].assign({name: one.gaps for name, one in found.items()}),
-        {name: one.model for name, one in found.items()},
-        {name: one.report for name, one in found.items()},
-    )

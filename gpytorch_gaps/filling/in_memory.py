@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class InMemoryFilling(Filling):
     """
 
     def __init__(self, adapter: ArrayAdapter, numbers: np.ndarray, options: Options) -> None:
-        self.scales = label_scales(numbers, adapter.axes)
+        self.scales = label_scales(numbers, adapter.axes, always=adapter.units_differ)
         self.numbers = numbers if self.scales is None else numbers / self.scales
         super().__init__(adapter, GridValues.in_memory(self.numbers, adapter.axes), options)
 
@@ -67,29 +68,18 @@ class InMemoryFilling(Filling):
         with self.stopwatch("mean"):
             prediction = Prediction(model, x, options)
         mean, std, std_method = self.numbers.copy(), None, ""
-        gap_variance = None if check is None else check.gap_variance
         mean[where] = prediction.mean.cpu().numpy()
-        num_observed = int((~gaps).sum())
         if options.std:
             with self.stopwatch("standard deviations"):
                 variance = prediction.variance() + (0.0 if options.smooth else chosen.noise)
             std = np.zeros(gaps.shape)
-            std[where] = variance.clamp_min(0.0).sqrt().cpu().numpy() * widening(num_observed)
+            std[where] = variance.clamp_min(0.0).sqrt().cpu().numpy() * widening(int((~gaps).sum()))
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
-            if gaps.any():
-                gap_variance = float(np.mean(std[gaps] ** 2)) + (chosen.noise if options.smooth else 0.0)
-            std *= 1.0 if check is None else check.calibration
+        report = self._reports(chosen, check, std, solve=prediction.solve, std_method=std_method)
+        if std is not None and check is not None:
+            std *= self._calibration(check)
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
-        report = self._report(
-            chosen,
-            check,
-            gap_variance,
-            self._notes(num_observed),
-            num_gaps=int(gaps.sum()),
-            solve=prediction.solve,
-            std_method=std_method,
-        )
         return Filled(
             self.adapter.wrap_filled(mean, gaps, options.smooth),
             None if std is None else self.adapter.wrap_like_input(std),
@@ -98,10 +88,32 @@ class InMemoryFilling(Filling):
             report,
         )
 
+    def _reports(self, chosen: ChosenModel, check: Check | None, std: np.ndarray | None, **about: Any) -> Any:
+        """The report, or those of several variables.
+
+        :param std: standard deviations, in the units of the model.
+        """
+        gaps = np.isnan(self.numbers)
+        gap_variance = None if check is None else check.gap_variance
+        if std is not None and gaps.any():
+            gap_variance = self._mean_square(std[gaps], chosen)
+        notes = self._notes(int((~gaps).sum()))
+        if self.scales is not None:
+            notes.append(_SCALED_NOTE)
+        return self._report(chosen, check, gap_variance, notes, num_gaps=int(gaps.sum()), **about)
+
+    def _calibration(self, check: Check) -> Any:
+        """The factor by which standard deviations are multiplied, or an array of those of several variables."""
+        return check.calibration
+
+    def _mean_square(self, std: np.ndarray, chosen: ChosenModel) -> float:
+        """Mean square of the errors of measurements that these standard deviations stand for."""
+        return float(np.mean(std**2)) + (chosen.noise if self.options.smooth else 0.0)
+
     def _notes(self, num_observed: int) -> list[str]:
-        notes, wider = [], widening(num_observed)
-        if wider != 1.0 and self.options.std:
-            notes.append(
-                f"only {num_observed} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"
-            )
-        return notes if self.scales is None else [*notes, _SCALED_NOTE]
+        wider = widening(num_observed)
+        if wider == 1.0 or not self.options.std:
+            return []
+        return [
+            f"only {num_observed} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"
+        ]

@@ -18,6 +18,7 @@ class Options:
     periods: Any = None
     trend: bool = True
     smooth: bool = False
+    joint: bool = False
     std: bool = True
     check: bool = True
     steps: int = 40
@@ -27,7 +28,7 @@ class Options:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("trend", "smooth", "std", "check", "progress"):
+        for name in ("trend", "smooth", "joint", "std", "check", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected True or False")
         for name, least in (("steps", 1), ("seed", 0)):

@@ -79,18 +79,18 @@ class Filling(ABC):
         """The report of this filling.
 
         :param gap_variance: the mean square error that the model expects in the gaps.
-        :param about: further entries.
+        :param about: further entries, and those that differ from what is said of the whole array.
         """
-        return FillReport(
-            shape=self.adapter.shape,
-            axes=tuple(map(str, self.source.axes)),
-            kernel=chosen.learned.name,
-            noise_std=math.sqrt(chosen.noise),
+        entries = {
+            "shape": self.adapter.shape,
+            "axes": tuple(map(str, self.source.axes)),
+            "kernel": chosen.learned.name,
+            "noise_std": math.sqrt(chosen.noise),
+            "history": chosen.learned.history,
+            "seconds": self.stopwatch.seconds,
             **stated_error(check, gap_variance, (*chosen.notes, *notes), rescaled=bool(about.get("std_method"))),
-            history=chosen.learned.history,
-            seconds=self.stopwatch.seconds,
-            **about,
-        )
+        }
+        return FillReport(**(entries | about))
 
 
 class Stopwatch:

@@ -47,6 +47,12 @@ class StreamedFilling(Filling):
     """
 
     def __init__(self, adapter: ArrayAdapter, options: Options) -> None:
+        if options.joint and adapter.units_differ:
+            size = " x ".join(map(str, adapter.shape))
+            raise ValueError(
+                f"joint: got {size} cells in chunks or too many for memory; expected at most four million, in memory: "
+                "call .load(), take a part, or leave joint out"
+            )
         super().__init__(adapter, GridValues(adapter.axes, adapter.read), options)
         self._bound = 0.0  # on length-scales, in cells
 

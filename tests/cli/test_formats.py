@@ -132,3 +132,15 @@ def test_a_tiff_and_an_archive(tmp_path, field, fill):
     with np.load(tmp_path / "out.npz") as archive:
         assert np.isfinite(archive["sst"]).all()
         assert sorted(archive) == ["sst", "x", "y"]
+
+
+def test_variables_of_a_file_are_filled_together(netcdf, tmp_path, fill):
+    code, out, err = fill(netcdf, "-o", tmp_path / "out.nc", "--joint", "--json")
+    assert code == 0, err
+    report = json.loads(out)["report"]
+    assert "filled together with sst" in " ".join(report["ice"]["notes"])
+    assert report["ice"]["shape"] == [12, 9]
+    assert opened(tmp_path / "out.nc")["ice"].notnull().all()
+    code, _, err = fill(netcdf, "-o", tmp_path / "one.nc", "--joint", "--variable", "sst")
+    assert code == 1
+    assert "--joint" in err

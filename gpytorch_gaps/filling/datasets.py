@@ -1,0 +1,118 @@
+"""Filling of Datasets: variable by variable, or the variables of one grid together."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.joint import VariablesAdapter
+from gpytorch_gaps.filling.model import FillModel
+from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.report import Filled
+
+_MIN_OBSERVATIONS = 3  # of a variable that is filled with others: its scale is that of its observations
+
+
+def fill_dataset(dataset: Any, options: Options, fill: Callable[[ArrayAdapter, Options], Filled]) -> Filled:
+    """Fills the variables of a Dataset, by `fill`.
+
+    :return: mean, standard deviation and gaps as Datasets, models and reports as dictionaries by variable.
+    """
+    groups = groups_of(dataset, options)
+    found: dict[Hashable, Filled] = {}
+    for group in groups:
+        with group.named_errors():
+            found |= group.split(fill(group.adapter(), group.options))
+    names = [name for name in dataset.data_vars if name in found]
+    stds = {name: found[name].std for name in names if found[name].std is not None}
+    return Filled(
+        dataset.assign({name: found[name].mean for name in names}),
+        dataset[list(stds)].assign(stds) if stds else None,
+        dataset[names].assign({name: found[name].gaps for name in names}),
+        {name: found[name].model for name in names},
+        {name: found[name].report for name in names},
+    )
+
+
+def fit_dataset(
+    dataset: Any, options: Options, fit: Callable[[ArrayAdapter, Options], FillModel]
+) -> dict[Hashable, FillModel]:
+    """The models with which :func:`fill_dataset` fills, by variable."""
+    models: dict[Hashable, FillModel] = {}
+    for group in groups_of(dataset, options):
+        with group.named_errors():
+            models |= dict.fromkeys(group.variables, fit(group.adapter(), group.options))
+    return models
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Variables of a Dataset that are filled together, by name, or one that is filled by itself."""
+
+    variables: Mapping[Hashable, Any]
+    options: Options
+
+    def adapter(self) -> ArrayAdapter:
+        first, *others = self.variables.values()
+        return VariablesAdapter(self.variables) if others else adapt(first)
+
+    def split(self, result: Filled) -> dict[Hashable, Filled]:
+        """The result of each variable."""
+        names = list(self.variables)
+        if len(names) > 1:
+            stds = dict.fromkeys(names) if result.std is None else result.std
+            return {
+                name: Filled(result.mean[name], stds[name], result.gaps[name], result.model, result.report[name])
+                for name in names
+            }
+        if self.options.joint:
+            note = "filled by itself: no other variable could be filled with it"
+            result = replace(result, report=replace(result.report, notes=(*result.report.notes, note)))
+        return {names[0]: result}
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Errors about the values begin with the names of the variables."""
+        try:
+            yield
+        except ValueError as error:
+            names = ", ".join(map(repr, self.variables))
+            raise ValueError(f"variable{'s' * (len(self.variables) > 1)} {names}: {error}") from error
+
+
+def groups_of(dataset: Any, options: Options) -> list[Group]:
+    """The variables of numbers: those of the same dimensions together if asked for, the others one by one.
+
+    Variables with the same dimensions, in any order, have the same coordinates, those of the Dataset. A variable
+    without gaps informs the others. One without variation cannot.
+    """
+    numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
+    if not numeric:
+        raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
+    by_grid: dict[Hashable, list[Hashable]] = {}
+    for name in numeric:
+        by_grid.setdefault(_grid(dataset[name]) if options.joint else name, []).append(name)
+    groups = []
+    for names in by_grid.values():
+        if len(names) > 1 and (options.smooth or any(bool(dataset[name].isnull().any()) for name in names)):
+            together = replace(options, kernels=_of_variables(options.kernels), periods=_of_variables(options.periods))
+            groups.append(Group({name: dataset[name] for name in names}, together))
+        else:
+            groups += [Group({name: dataset[name]}, options) for name in names]
+    return groups
+
+
+def _grid(variable: Any) -> Hashable:
+    """Equal for variables that can be filled together."""
+    is_informative = int(variable.count()) >= _MIN_OBSERVATIONS and float(variable.std()) > 0
+    return frozenset(variable.dims) if is_informative else variable.name
+
+
+def _of_variables(given: Any) -> Any:
+    """Kernels or periods of the axes of a variable, for an array with an axis of variables before these."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        return {key + 1 if isinstance(key, int) and key >= 0 else key: one for key, one in given.items()}
+    return [None, *(given if isinstance(given, Sequence) else [given])]
