@@ -77,12 +77,13 @@ class Check:
     """Effective number of independent observations for the coverage."""
     stretch: float
     """Factor on standard deviations with which 95 % intervals would cover 95 %."""
-    predicted: Predicted = field(repr=False)
-    truth: np.ndarray = field(repr=False)
+    predicted: Predicted | None = field(default=None, repr=False)
+    truth: np.ndarray | None = field(default=None, repr=False)
     """The withheld observations."""
 
     def among(self, rows: np.ndarray, unit: float = 1.0) -> "Check":
         """The check of some of the withheld observations, times `unit`; nothing is known of the gaps."""
+        assert self.predicted is not None and self.truth is not None
         return judge(self.predicted.at(torch.from_numpy(rows), unit), unit * self.truth[rows])
 
     @property
