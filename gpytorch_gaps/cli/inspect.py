@@ -69,7 +69,7 @@ class Inspection:
             "dtype": self.dtype,
             "axes": [
                 {"name": a.name, "kind": a.kind, "size": a.size, "unit": a.unit, "extent": a.extent,
-                 "spacing": a.spacing, "cycles": list(found)}
+                 "spacing": a.spacing, "note": a.note, "cycles": list(found)}
                 for a, found in zip(self.axes, self.cycles, strict=True)
             ],
             "gaps": self.num_gaps,
@@ -85,6 +85,7 @@ class Inspection:
         cells = math.prod(self.shape)
         lines = [("values", f"{_product(self.shape)} {self.dtype}")]
         lines += [("axis", str(axis)) for axis in self.axes]
+        lines += [("note", axis.note) for axis in self.axes if axis.note]
         lines.append(("gaps", f"{self.num_gaps:,} of {cells:,} cells ({100 * self.num_gaps / cells:.3g} %)"))
         if self.num_infinite:
             lines.append(("", f"{self.num_infinite:,} infinite entries, which are not accepted: set them to NaN first"))

@@ -13,17 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpytorch_gaps.filling.axes import Axis, describe_axes
+from gpytorch_gaps.filling.axes import Axes, Axis
+from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
+from gpytorch_gaps.filling.xarray_axes import axes_of
 from gpytorch_gaps.utils.dtypes import to_dtype, write_where
 
 
-def adapt(values: Any, axes: Sequence[Any] | None = None) -> "ArrayAdapter":
-    """The adapter of `values`, with its own coordinates or with `axes`."""
+def adapt(values: Any, axes: Axes = None, dataset: Any = None) -> "ArrayAdapter":
+    """The adapter of `values`, with its own coordinates or with `axes`.
+
+    :param dataset: the Dataset that a DataArray comes from.
+    """
     if isinstance(values, torch.Tensor):
         return TensorAdapter(values, axes)
     if is_a(values, "xarray", "DataArray"):
-        return DataArrayAdapter(values, axes)
+        return DataArrayAdapter(values, axes, dataset)
     if is_a(values, "pandas", "DataFrame"):
         return DataFrameAdapter(values, axes)
     if is_a(values, "pandas", "Series"):
@@ -107,7 +112,7 @@ def _std_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class NumpyAdapter(ArrayAdapter):
-    def __init__(self, given: np.ndarray, axes: Sequence[Any] | None) -> None:
+    def __init__(self, given: np.ndarray, axes: Axes) -> None:
         super().__init__(given, given, describe_axes(given.shape, axes))
 
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ndarray:
@@ -129,7 +134,7 @@ class MaskedArrayAdapter(NumpyAdapter):
 
 
 class TensorAdapter(ArrayAdapter):
-    def __init__(self, given: torch.Tensor, axes: Sequence[Any] | None) -> None:
+    def __init__(self, given: torch.Tensor, axes: Axes) -> None:
         host = given.detach().cpu()
         array = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
         super().__init__(given, array, describe_axes(array.shape, axes))
@@ -146,14 +151,9 @@ class TensorAdapter(ArrayAdapter):
 
 
 class DataArrayAdapter(ArrayAdapter):
-    def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+    def __init__(self, given: Any, axes: Axes, dataset: Any = None) -> None:
         self.chunked = given.chunks is not None
-        names = [str(dim) for dim in given.dims]
-        known = [given.coords[dim] if dim in given.indexes else None for dim in given.dims]
-        own = [None if one is None else one.values for one in known] if axes is None else axes
-        attributes = [{} if one is None else one.attrs for one in known]
-        array = given.data if self.chunked else given.values
-        super().__init__(given, array, describe_axes(given.shape, own, names, attributes))
+        super().__init__(given, given.data if self.chunked else given.values, axes_of(given, axes, dataset))
 
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
         return self.given.copy(data=write_gaps(self.given.values, values, gaps, smooth))
@@ -177,7 +177,7 @@ class DataFrameAdapter(ArrayAdapter):
     Every column keeps its dtype.
     """
 
-    def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+    def __init__(self, given: Any, axes: Axes) -> None:
         for name, dtype in given.dtypes.items():
             if getattr(dtype, "kind", "O") not in "iufb":
                 raise ValueError(
@@ -210,7 +210,7 @@ class DataFrameAdapter(ArrayAdapter):
 class SeriesAdapter(ArrayAdapter):
     """A Series along one axis, or along one per level of its index."""
 
-    def __init__(self, given: Any, axes: Sequence[Any] | None) -> None:
+    def __init__(self, given: Any, axes: Axes) -> None:
         if getattr(given.dtype, "kind", "O") not in "iufb":
             raise ValueError(f"values: got a Series of {given.dtype}, expected real numbers")
         rows = IndexGrid(given.index, "rows")

@@ -37,6 +37,9 @@ _UNIT_DAYS = {  # months and years depend on the calendar
     **dict.fromkeys(("nanosecond", "nanoseconds"), 1e-9 / 86400),
 }
 
+_SINCE = re.compile(r"\s*(\w+)\s+since\s", re.IGNORECASE)
+_TIME_NAMES = ("date", "day", "time", "datetime", "month", "yearmonth", "year_month", "yyyymm")
+
 Times = tuple[np.ndarray, float]
 """Days since the first time, and the mean length of a year in days."""
 
@@ -58,12 +61,31 @@ def dates(name: str, array: np.ndarray, first: np.ndarray | None = None) -> Time
     return days_since(array, first), _YEAR_DAYS[calendar]
 
 
+def is_encoded(unit: str) -> bool:
+    """Whether a unit is one of CF for times, such as "hours since 1850-01-01"."""
+    return _SINCE.match(unit) is not None
+
+
+def compact_dates(name: str, numbers: np.ndarray) -> np.ndarray | None:
+    """Dates of integers such as 20200403; 202004 if the name says that they are times. None for anything else."""
+    digits = 6 if name.strip().lower() in _TIME_NAMES and numbers.max() < 1e6 else 8
+    if (numbers != numbers.round()).any() or numbers.min() < 1500 * 10 ** (digits - 4):
+        return None
+    texts = [f"{int(number):d}" for number in numbers]
+    if any(len(text) != digits or int(text[:4]) > 2300 for text in texts):
+        return None
+    try:
+        return np.array([date(int(text[:4]), int(text[4:6]), int(text[6:] or 1)) for text in texts], "datetime64[D]")
+    except ValueError:
+        return None
+
+
 def encoded_dates(numbers: np.ndarray, unit: str, calendar: str, first: float) -> Times | None:
     """Days of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars.
 
     :param first: the number from which days are counted.
     """
-    found = re.match(r"\s*(\w+)\s+since\s", unit, re.IGNORECASE)
+    found = _SINCE.match(unit)
     year = _YEAR_DAYS.get(calendar.lower())
     if found is None or year is None:
         return None

@@ -177,7 +177,8 @@ def _about_sphere(axes: Sequence[Axis], terms: Sequence[ProductTerm]) -> list[st
 def _notes(
     axes: Sequence[Axis], periods: Sequence[Sequence[float]], mean: TrendMean, given: Sequence[object]
 ) -> list[str]:
-    notes = [f"{axis.name} closes to a circle" for axis in axes if axis.kind == "circle"][:1]
+    notes = [axis.note for axis in axes if axis.note]
+    notes += [f"{axis.name} closes to a circle" for axis in axes if axis.kind == "circle"][:1]
     for axis, cycles, own in zip(axes, periods, given, strict=True):
         if cycles and own is None:
             changes = " that changes" if mean.cycles is not None and axes[mean.cycles.axis] is axis else ""

@@ -52,10 +52,13 @@ class Group:
 
     variables: Mapping[Hashable, Any]
     options: Options
+    dataset: Any
 
     def adapter(self) -> ArrayAdapter:
         first, *others = self.variables.values()
-        return VariablesAdapter(self.variables) if others else adapt(first)
+        if others:
+            return VariablesAdapter(self.variables, self.dataset)
+        return adapt(first, dataset=self.dataset)
 
     def split(self, result: Filled) -> dict[Hashable, Filled]:
         """The result of each variable."""
@@ -97,9 +100,9 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     for names in by_grid.values():
         if len(names) > 1 and (options.smooth or any(bool(dataset[name].isnull().any()) for name in names)):
             together = replace(options, kernels=_of_variables(options.kernels), periods=_of_variables(options.periods))
-            groups.append(Group({name: dataset[name] for name in names}, together))
+            groups.append(Group({name: dataset[name] for name in names}, together, dataset))
         else:
-            groups += [Group({name: dataset[name]}, options) for name in names]
+            groups += [Group({name: dataset[name]}, options, dataset) for name in names]
     return groups
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from gpytorch_gaps.filling.calendars import dates, encoded_dates
+from gpytorch_gaps.filling.calendars import compact_dates, dates, encoded_dates
+from gpytorch_gaps.utils.date_texts import parse_dates
 
 _PARTS_OF_A_DATE = ("year", "month", "day", "hour", "minute", "second", "microsecond")
 
@@ -62,11 +64,11 @@ class Dates:
     zone: Any = None
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
-        is_text = array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(one, str) for one in array))
+        is_text = _is_text(array)
         of_calendar = self.first.dtype.kind == "O" and hasattr(self.first[0], "calendar")
         try:
-            if is_text and not of_calendar:
-                array = array.astype("datetime64")
+            if not of_calendar:
+                array = as_dates(name, array)
             elif is_text or (of_calendar and array.dtype.kind == "M"):
                 texts = array if is_text else array.astype("datetime64[us]").astype(str)
                 array = np.array([_same_calendar(self.first[0], str(text)) for text in texts])
@@ -115,6 +117,24 @@ class Labels:
         return np.array([[code[str(entry)]] for entry in array])
 
 
+def _is_text(array: np.ndarray) -> bool:
+    return array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(one, str) for one in array))
+
+
+def as_dates(name: str, array: np.ndarray) -> np.ndarray:
+    """Texts and digits that are dates as such; other arrays as they are.
+
+    :raises ValueError: if the day and the month of a date may be either way round.
+    """
+    if not len(array) or array.ndim != 1:
+        return array
+    if array.dtype.kind in "iuf":
+        found = compact_dates(name, array)
+    else:
+        found = parse_dates(name, [str(text) for text in array]) if _is_text(array) else None
+    return array if found is None else found
+
+
 def _numbers(name: str, array: np.ndarray, columns: int) -> np.ndarray:
     """Finite numbers in so many columns. shape: (m, columns)"""
     if array.dtype.kind not in "iufb" or array.shape[1:] not in (() if columns == 1 else (columns,), (columns,)):
@@ -126,3 +146,32 @@ def _numbers(name: str, array: np.ndarray, columns: int) -> np.ndarray:
         at = int(bad.argmax())
         raise ValueError(f"{name}: entry {at} is {points[at].squeeze()}, expected finite coordinates")
     return points
+
+
+def as_array(name: str, coordinates: Any, zone: Any = None) -> np.ndarray:
+    """Coordinates as an array, (m,) or (m, d).
+
+    :param zone: the time zone of dates without one.
+    """
+    if isinstance(coordinates, torch.Tensor):
+        coordinates = coordinates.detach().cpu()
+    if hasattr(coordinates, "iloc"):  # a pandas Series, whose index is not used
+        coordinates = coordinates.array
+    if hasattr(coordinates, "to_timestamp"):  # pandas periods
+        coordinates = coordinates.to_timestamp()
+    if zone is not None:
+        coordinates = _in_zone(coordinates, zone)
+    if getattr(coordinates, "tz", None) is not None:  # days are counted in UTC
+        coordinates = coordinates.tz_convert(None)
+    array = np.asarray(coordinates)
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind not in "iuf") or array.dtype.kind == "c":
+        raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, expected coordinates (m,) or (m, d)")
+    return array
+
+
+def _in_zone(dates: Any, zone: Any) -> Any:
+    """A pandas index of dates, in `zone` where they have none."""
+    import pandas
+
+    index = pandas.DatetimeIndex(dates)
+    return index.tz_localize(zone) if index.tz is None else index

@@ -1,7 +1,7 @@
 """``fill_gaps``: the gaps of any array filled in one call."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.axes import Axes
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.index_grid import is_a
@@ -28,7 +29,7 @@ _ROUNDING = 4 * np.finfo(np.float64).eps  # values whose relative difference is 
 
 def fill_gaps(
     values: Any,
-    axes: Sequence[Any] | None = None,
+    axes: Axes = None,
     kernels: Any = "auto",
     *,
     periods: Any = None,
@@ -56,8 +57,9 @@ def fill_gaps(
         Dataset. Gaps are NaN or masked. The input is not modified. Chunked DataArrays (dask) and arrays of more than
         four million cells are streamed through :func:`reconstruct` slab by slab, with a single product of kernels and
         without standard deviations.
-    :param axes: coordinates of each dimension: numbers, dates, strings, rows of several columns, or None for 0, 1, ..
-        Default: the coordinates of `values`.
+    :param axes: coordinates of each dimension: numbers, dates, strings, rows of several columns, or None for 0, 1, ..;
+        or a mapping from names of dimensions to these, as names such as ``"lat"`` have a meaning. Default: the
+        coordinates of `values`.
     :param kernels: ``"auto"``, a list with one entry per axis, or a mapping from names or numbers of axes. Entries are
         GPyTorch kernels, which are copied and trained, or ``"auto"``.
     :param periods: periods of cycles: a mapping from names or numbers of axes to one or several periods, in units of
@@ -125,7 +127,7 @@ def fill_gaps(
         return _fill(adapt(values, axes), options)
 
 
-def fit_model(values: Any, axes: Sequence[Any] | None = None, **options: Any) -> Any:
+def fit_model(values: Any, axes: Axes = None, **options: Any) -> Any:
     """The trained model with which ``fill_gaps`` fills, conditioned on all observations.
 
     It is in the units of the data, or of each label's standard deviation if these differ by a factor of three or more.

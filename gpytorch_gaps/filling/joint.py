@@ -25,13 +25,14 @@ class VariablesAdapter(ArrayAdapter):
     Results are dictionaries of DataArrays.
 
     :param given: the DataArrays by name, with the same dimensions in any order.
+    :param dataset: the Dataset that they come from.
     """
 
     units_differ = True
 
-    def __init__(self, given: Mapping[Hashable, Any]) -> None:
+    def __init__(self, given: Mapping[Hashable, Any], dataset: Any = None) -> None:
         dims = next(iter(given.values())).dims
-        self.by_name = {name: DataArrayAdapter(one.transpose(*dims), None) for name, one in given.items()}
+        self.by_name = {name: DataArrayAdapter(one.transpose(*dims), None, dataset) for name, one in given.items()}
         self.chunked = any(one.chunked for one in self.by_name.values())
         labels = Axis("variable", "label", np.arange(float(len(given)))[:, None])
         axes = [labels, *next(iter(self.by_name.values())).axes]

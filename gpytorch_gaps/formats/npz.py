@@ -31,7 +31,7 @@ class NpzFile(ArrayFile):
         opened.dtype = archive.headers[name][1]
         opened.coordinates = archive.coordinates(name)
         if any(opened.coordinates):
-            opened.axes = [None if found is None else _numbers(found[1]) for found in opened.coordinates]
+            opened.axes = dict(found or (f"axis {i}", None) for i, found in enumerate(opened.coordinates))
         return opened
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
@@ -100,14 +100,14 @@ class _Archive:
         return names[0]
 
     def coordinates(self, name: str) -> list[tuple[str, np.ndarray] | None]:
-        """For each dimension the only other array, strictly monotonic, that is as long as this dimension alone."""
+        """For each dimension the only other array that can be its axis and is as long as this dimension alone."""
         shape = self.headers[name][0]
         found: list[tuple[str, np.ndarray] | None] = [None] * len(shape)
         by_length: dict[int, list[tuple[str, np.ndarray]]] = {}
         for other, (its_shape, dtype) in self.headers.items():
-            if other != name and len(its_shape) == 1 and its_shape[0] in shape and dtype.kind in "iufM":
+            if other != name and len(its_shape) == 1 and its_shape[0] in shape and dtype.kind in "iufMU":
                 array = self.load(other)
-                if np.isfinite(array).all() and ((array[1:] > array[:-1]).all() or (array[1:] < array[:-1]).all()):
+                if _is_an_axis(array):
                     by_length.setdefault(its_shape[0], []).append((other, array))
         for length, matches in by_length.items():
             if len(matches) == 1 and shape.count(length) == 1:
@@ -122,9 +122,11 @@ class _Archive:
         return found
 
 
-def _numbers(coordinates: np.ndarray) -> np.ndarray:
-    """Times as days since the first."""
-    return (coordinates - coordinates[0]) / np.timedelta64(1, "D") if coordinates.dtype.kind == "M" else coordinates
+def _is_an_axis(array: np.ndarray) -> bool:
+    """Whether an array is strictly monotonic, or holds distinct texts."""
+    if array.dtype.kind == "U":
+        return len(set(array.tolist())) == len(array)
+    return bool(np.isfinite(array).all() and ((array[1:] > array[:-1]).all() or (array[1:] < array[:-1]).all()))
 
 
 def _named_arrays(opened: OpenedFile, filled: Any) -> dict[str, np.ndarray]:

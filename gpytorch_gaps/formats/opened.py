@@ -20,7 +20,7 @@ class OpenedFile(ABC):
 
     :ivar data: the values as :func:`gpytorch_gaps.fill_gaps` takes them: an array, masked array, DataFrame, DataArray
         or Dataset.
-    :ivar axes: coordinates for ``fill_gaps`` if the file has them beside the array, else None.
+    :ivar axes: coordinates for ``fill_gaps`` by name, if the file has them beside the array, else None.
     :ivar name: the name of the array, ``"values"`` if it has none.
     """
 
@@ -38,7 +38,7 @@ class OpenedFile(ABC):
 
     def __init__(self, path: Path, data: Any, name: str = "values") -> None:
         self.path, self.data, self.name = path, data, name
-        self.axes: list | None = None
+        self.axes: dict[str, Any] | None = None
         self.coordinates: list[tuple[str, np.ndarray] | None] = []  # `axes` with their names, as the file has them
 
     @classmethod

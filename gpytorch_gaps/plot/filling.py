@@ -1,6 +1,6 @@
 """Pictures of a filling: before, after and the standard deviation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def fill(
     :param result: anything with `mean`, `std` (None for no error bars) and `gaps`, a mask of the gaps.
     :param values: the field before; needed only if `result` has no `gaps`.
     :param truth: the true field, if known, for one more panel.
-    :param axes: the coordinates of each dimension, if `result.mean` has none; as in :func:`field`.
+    :param axes: the coordinates of each dimension, or a mapping from names to these, if `result.mean` has none.
     :param variable: which variable, if the result is of an xarray Dataset.
     :param rgb: whether the last dimension is red, green, blue and maybe opacity.
     :param slices: number of slices along the first dimension, evenly spaced; or their positions.
@@ -62,6 +62,7 @@ def fill(
         before = _with_gaps(mean, pick("gaps", getattr(result, "gaps", None)))
     if after.ndim == 1:
         listed = axes.axes if isinstance(axes, CartesianGrid) else axes
+        listed = list(listed.values()) if isinstance(listed, Mapping) else listed
         ax = series(None if listed is None else listed[0], mean, std, before, truth)
         figure = ax.get_figure(root=True)
         assert figure is not None

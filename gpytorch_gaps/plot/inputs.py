@@ -1,6 +1,6 @@
 """Reads what is to be drawn: from tensors, arrays, pandas and xarray to masked arrays and the places of their cells."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -100,7 +100,8 @@ class Field:
 def read_field(name: str, values: Any, axes: Any = None, rgb: bool = False) -> Field:
     """Reads values of any supported type; errors call them `name`.
 
-    :param axes: the coordinates of each dimension, or a grid; None for those that `values` has, if any.
+    :param axes: the coordinates of each dimension, a mapping from names to these, or a grid; None for those that
+        `values` has, if any.
     :param rgb: whether the last dimension is red, green, blue and maybe opacity, which are scaled to 0 .. 1.
     """
     array, own, title = _unwrap(name, values)
@@ -111,6 +112,9 @@ def read_field(name: str, values: Any, axes: Any = None, rgb: bool = False) -> F
             raise ValueError(f"{name}: got shape {shape}; expected (.., H, W, 3) or (.., H, W, 4), as rgb is True")
         masked, shape, own = _colours(masked, np.asarray(array).dtype.kind in "iu"), shape[:-1], own[: masked.ndim - 1]
     given: Any = axes.axes if isinstance(axes, CartesianGrid) else axes
+    if isinstance(given, Mapping):
+        own = [(None, str(key), one[2]) for key, one in zip(given, own, strict=False)]
+        given = list(given.values())
     if given is not None:
         if not hasattr(given, "__len__") or len(given) != len(shape):
             got = len(given) if hasattr(given, "__len__") else type(given).__name__

@@ -7,9 +7,9 @@ import torch
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import learn
-from gpytorch_gaps.filling.axes import describe_axes
 from gpytorch_gaps.filling.calendars import YEAR
 from gpytorch_gaps.filling.cycles import find_changing, find_lasting, fit_cycles, last_long
+from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.grid_values import coordinates
 from gpytorch_gaps.kernels.blocks import LONG_AXIS
 

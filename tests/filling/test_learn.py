@@ -9,8 +9,8 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 from gpytorch_gaps.autograd.dense import normal_log_prob
-from gpytorch_gaps.filling.axes import describe_axes
 from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, SpatialBlock, candidates, spatial_block
+from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.grid_values import GridValues
 from gpytorch_gaps.filling.learn import TrainingData, WindowLogLikelihood, WindowTensors, learn
 from gpytorch_gaps.filling.model import NOISE_FLOOR, ProductTerm, TrendMean, make_likelihood, make_model

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from gpytorch_gaps.filling import grid_values
-from gpytorch_gaps.filling.axes import DAY, YEAR, describe_axes
+from gpytorch_gaps.filling.axes import DAY, YEAR
 from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
 from gpytorch_gaps.filling.cycles import explained_share, find_cycles, possible_periods
+from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.estimates import (
     fit_mean,
     label_correlations,

@@ -296,9 +296,10 @@ def test_coordinates_beside_the_array(tmp_path):
     )
     np.savez(tmp_path / "in.npz", a=field((3, 4, 2)), lat=lat, time=time, unsorted=np.array([2.0, 2.0]))
     opened = open_file(tmp_path / "in.npz", variable="a")
-    np.testing.assert_array_equal(opened.axes[0], lat)
-    np.testing.assert_array_equal(opened.axes[1], [0, 1, 3, 4])
-    assert opened.axes[2] is None
+    assert list(opened.axes) == ["lat", "time", "axis 2"]
+    np.testing.assert_array_equal(opened.axes["lat"], lat)
+    np.testing.assert_array_equal(opened.axes["time"], time)
+    assert opened.axes["axis 2"] is None
     assert [found and found[0] for found in opened.coordinates] == ["lat", "time", None]
 
 

@@ -59,7 +59,7 @@ def content(path):
             return data.to_numpy(), [data.index.to_numpy(), data.columns.to_numpy()]
         if isinstance(data, xr.DataArray):
             return data.values, [data[dim].values if dim in data.coords else None for dim in data.dims]
-        return np.array(data), opened.axes
+        return np.array(data), list((opened.axes or {}).values())
 
 
 # -- from one format to another --------------------------------------------------------------------------------------
