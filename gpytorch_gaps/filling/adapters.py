@@ -17,7 +17,7 @@ from gpytorch_gaps.filling.axes import Axes, Axis
 from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
 from gpytorch_gaps.filling.xarray_axes import axes_of
-from gpytorch_gaps.utils.dtypes import to_dtype, write_where
+from gpytorch_gaps.utils.dtypes import is_gap, to_dtype, write_where
 
 
 def adapt(values: Any, axes: Axes = None, dataset: Any = None) -> "ArrayAdapter":
@@ -67,16 +67,8 @@ class ArrayAdapter(ABC):
         return self.given.device if isinstance(self.given, torch.Tensor) else None
 
     def read(self, positions: Sequence[np.ndarray]) -> np.ndarray:
-        """The values at a product of positions, one array of them per axis: float64, NaN at gaps.
-
-        Positions at equal steps are read as slices, as files and chunks are read fastest.
-        """
-        part: Any = self.array
-        for axis, at in enumerate(positions):
-            steps = np.unique(np.diff(at))
-            step = int(steps[0]) if len(steps) else 1
-            index: Any = slice(int(at[0]), int(at[-1]) + 1, step) if len(steps) <= 1 else at
-            part = part[(slice(None),) * axis + (index,)]
+        """The values at a product of positions, one array of them per axis: float64, NaN at gaps."""
+        part = take(self.array, positions)
         part = part if np.ma.isMaskedArray(part) else np.asarray(part)
         numbers = np.ma.filled(part.astype(np.float64, order="C"), np.nan)
         infinite = np.isinf(numbers)
@@ -94,16 +86,29 @@ class ArrayAdapter(ABC):
 
     @abstractmethod
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
-        """A copy of the input with `values` in the `gaps` or, if `smooth`, everywhere."""
+        """A copy of the input with `values` in the `gaps` or, if `smooth`, wherever they are not NaN."""
 
     @abstractmethod
     def wrap_like_input(self, values: np.ndarray) -> Any:
         """`values`, floating-point numbers or flags, in the form of the input."""
 
 
+def take(array: Any, positions: Sequence[np.ndarray]) -> Any:
+    """The entries of an array at a product of positions, one array of them per axis.
+
+    Positions at equal steps are read as slices, as files and chunks are read fastest.
+    """
+    for axis, at in enumerate(positions):
+        steps = np.unique(np.diff(at))
+        step = int(steps[0]) if len(steps) else 1
+        index: Any = slice(int(at[0]), int(at[-1]) + 1, step) if len(steps) <= 1 else at
+        array = array[(slice(None),) * axis + (index,)]
+    return array
+
+
 def write_gaps(held: np.ndarray, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ndarray:
-    """A copy of `held` with `values`, converted to its dtype, in the `gaps` or, if `smooth`, everywhere."""
-    return write_where(held, values, np.ones_like(gaps) if smooth else gaps)
+    """A copy of `held` with `values`, converted to its dtype, in the `gaps` or, if `smooth`, where they are not NaN."""
+    return write_where(held, values, ~np.isnan(values) if smooth else gaps)
 
 
 def _std_dtype(dtype: np.dtype) -> np.dtype:
@@ -123,11 +128,12 @@ class NumpyAdapter(ArrayAdapter):
 
 
 class MaskedArrayAdapter(NumpyAdapter):
-    """Masked entries and NaN are gaps; no entry of a result is masked."""
+    """Masked entries and NaN are gaps; only gaps that are left are masked in a result."""
 
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> np.ma.MaskedArray:
         data = write_gaps(self.given, values, gaps, smooth)
-        return np.ma.MaskedArray(data, mask=False, fill_value=self.given.fill_value)
+        left = is_gap(self.given) & ~(~np.isnan(values) if smooth else gaps)
+        return np.ma.MaskedArray(data, mask=left, fill_value=self.given.fill_value)
 
     def wrap_like_input(self, values: np.ndarray) -> np.ndarray:
         return np.ma.MaskedArray(super().wrap_like_input(values), mask=False)
@@ -232,7 +238,7 @@ class SeriesAdapter(ArrayAdapter):
 def _write_series(column: Any, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
     """A copy of a Series with `values` in its dtype, nullable integers included."""
     result = column.copy()
-    where = np.ones_like(gaps) if smooth else gaps
+    where = ~np.isnan(values) if smooth else gaps
     dtype = np.dtype(getattr(column.dtype, "numpy_dtype", column.dtype))
     result.iloc[np.flatnonzero(where)] = to_dtype(values[where], dtype)
     return result

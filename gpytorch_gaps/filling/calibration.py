@@ -83,7 +83,8 @@ class Check:
 
     def among(self, rows: np.ndarray, unit: float = 1.0) -> "Check":
         """The check of some of the withheld observations, times `unit`; nothing is known of the gaps."""
-        assert self.predicted is not None and self.truth is not None
+        assert self.predicted is not None
+        assert self.truth is not None
         return judge(self.predicted.at(torch.from_numpy(rows), unit), unit * self.truth[rows])
 
     @property
@@ -134,12 +135,12 @@ def check_withheld(
     return judge(predicted, part.values[withheld.scored], in_gaps)
 
 
-def sample_gaps(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Flags of all gaps, or of a few hundred of them."""
-    cells = np.flatnonzero(np.isnan(values))
-    flags = np.zeros(values.size, dtype=bool)
+def sample_gaps(gaps: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Flags of all `gaps`, or of a few hundred of them."""
+    cells = np.flatnonzero(gaps)
+    flags = np.zeros(gaps.size, dtype=bool)
     flags[cells if len(cells) <= _MAX_GAPS else generator.choice(cells, _MAX_GAPS, replace=False)] = True
-    return flags.reshape(values.shape)
+    return flags.reshape(gaps.shape)
 
 
 def predict_measurements(model: FillModel, x: Tensor, options: Options) -> Predicted:

@@ -91,6 +91,7 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     without gaps informs the others. One without variation cannot.
     """
     numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
+    numeric = [name for name in numeric if not isinstance(options.where, str) or name != options.where]
     if not numeric:
         raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
     by_grid: dict[Hashable, list[Hashable]] = {}
@@ -99,10 +100,13 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     groups = []
     for names in by_grid.values():
         if len(names) > 1 and (options.smooth or any(bool(dataset[name].isnull().any()) for name in names)):
-            together = replace(options, kernels=_of_variables(options.kernels), periods=_of_variables(options.periods))
+            by_axis = {key: _of_variables(getattr(options, key)) for key in ("kernels", "periods", "max_gap")}
+            masks = {name: _mask_for(dataset, name, options.where) for name in names}
+            together = replace(options, where=None if options.where is None else masks, **by_axis)
             groups.append(Group({name: dataset[name] for name in names}, together, dataset))
         else:
-            groups += [Group({name: dataset[name]}, options, dataset) for name in names]
+            alone = {name: replace(options, where=_mask_for(dataset, name, options.where)) for name in names}
+            groups += [Group({name: dataset[name]}, own, dataset) for name, own in alone.items()]
     return groups
 
 
@@ -110,6 +114,15 @@ def _grid(variable: Any) -> Hashable:
     """Equal for variables that can be filled together."""
     is_informative = int(variable.count()) >= _MIN_OBSERVATIONS and float(variable.std()) > 0
     return frozenset(variable.dims) if is_informative else variable.name
+
+
+def _mask_for(dataset: Any, name: Hashable, where: Any) -> Any:
+    """The mask of one variable: a variable of the Dataset, an entry of a mapping, or one for all."""
+    if isinstance(where, str):
+        if where not in dataset:
+            raise ValueError(f"where: got {where!r}, expected one of {list(map(str, dataset.variables))}")
+        return dataset[where]
+    return where.get(name) if isinstance(where, Mapping) else where
 
 
 def _of_variables(given: Any) -> Any:

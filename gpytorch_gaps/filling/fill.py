@@ -20,6 +20,7 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.report import Filled, FillReport
 from gpytorch_gaps.filling.streamed import StreamedFilling
+from gpytorch_gaps.filling.targets import Targets
 
 MAX_CELLS_IN_MEMORY = 4_000_000
 """Arrays with more cells are streamed."""
@@ -43,6 +44,8 @@ def fill_gaps(
     memory: float = 2**32,
     seed: int = 0,
     progress: bool = True,
+    where: Any = None,
+    max_gap: Any = None,
 ) -> Filled:
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
@@ -79,6 +82,13 @@ def fill_gaps(
     :param seed: seed of all random choices. The random state of torch is not changed.
     :param progress: whether to show progress bars for steps of more than a few seconds; ``settings.progress(False)``
         hides them too.
+    :param where: a mask of the cells that may be filled, True or any number but 0; other gaps stay gaps. A DataArray is
+        matched by its dimensions, a DataFrame by its index; arrays and tensors have the shape of `values`, or one that
+        NumPy broadcasts to it. For a Dataset also the name of one of its variables, or a mapping by variable.
+    :param max_gap: the longest run of gaps that is filled: a mapping from names or numbers of axes to a number of cells
+        (an integer) or a length with a unit (``"5 days"``, ``"0.5 degrees"``, ``"10 units"``, a timedelta). Cells of a
+        longer run, along any of these axes, stay gaps. Lengths with a unit are measured as by ``interpolate_na`` of
+        xarray: between the observations on both sides.
     :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
@@ -113,6 +123,8 @@ def fill_gaps(
         memory=memory,
         seed=seed,
         progress=progress,
+        where=where,
+        max_gap=max_gap,
     )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):
@@ -150,27 +162,30 @@ def is_streamed(adapter: ArrayAdapter) -> bool:
 
 def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
     """Chooses a model of the array in memory and conditions it."""
-    filling = _in_memory(adapter, _numbers(adapter), options)
+    numbers = _numbers(adapter)
+    filling = _in_memory(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
     with _seeded(options.seed), settings.progress(options.progress):
         return filling.condition(filling.choose_model())
 
 
-def _in_memory(adapter: ArrayAdapter, numbers: np.ndarray, options: Options) -> InMemoryFilling:
+def _in_memory(adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options) -> InMemoryFilling:
     kind = JointFilling if isinstance(adapter, VariablesAdapter) else InMemoryFilling
-    return kind(adapter, numbers, options)
+    return kind(adapter, numbers, targets, options)
 
 
 def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     """Reads the array, chooses a model, checks it, predicts, and returns results in the form of the input."""
     filling: Filling
     if is_streamed(adapter):
-        filling = StreamedFilling(adapter, options)
+        filling = StreamedFilling(adapter, Targets(adapter, options), options)
     else:
         numbers = _numbers(adapter)
-        note = _nothing_to_learn(numbers, options)
-        if note is not None:
-            return _constant(adapter, numbers, options, note)
-        filling = _in_memory(adapter, numbers, options)
+        targets = Targets(adapter, options, np.isnan(numbers))
+        gaps = np.isnan(numbers) & targets.rows(0, len(numbers))
+        notes = _nothing_to_learn(numbers, gaps, targets, options)
+        if notes:
+            return _constant(adapter, numbers, gaps, options, notes)
+        filling = _in_memory(adapter, numbers, targets, options)
     with _seeded(options.seed):
         chosen = filling.choose_model()
         check = filling.check_model(chosen)
@@ -193,23 +208,35 @@ def _numbers(adapter: ArrayAdapter) -> np.ndarray:
     return numbers
 
 
-def _nothing_to_learn(numbers: np.ndarray, options: Options) -> str | None:
-    """Why no model is needed or possible, if so."""
+def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, targets: Targets, options: Options) -> list[str]:
+    """Why no model is needed or possible, if so.
+
+    :param gaps: flags of the gaps that are filled.
+    """
     known = numbers[~np.isnan(numbers)]
-    if known.size == numbers.size and not options.smooth:
-        return "there are no gaps: nothing was done"
+    notes = targets.notes(numbers.size - known.size - int(gaps.sum()))
+    if not gaps.any() and not options.smooth:
+        return [*notes, f"there are no {'other ' if notes else ''}gaps: nothing was done"]
     unknown = "No uncertainty estimate is available: std is NaN there."
     if len(known) == 1:
-        return f"only one observation: all gaps were set to its value. {unknown}"
+        return [*notes, f"only one observation: all gaps were set to its value. {unknown}"]
     if np.ptp(known) <= _ROUNDING * np.abs(known).max():
-        return f"all observations are equal: all gaps were set to their value. {unknown}"
-    return None
+        return [*notes, f"all observations are equal: all gaps were set to their value. {unknown}"]
+    return []
 
 
-def _constant(adapter: ArrayAdapter, numbers: np.ndarray, options: Options, note: str) -> Filled:
-    """The result without a model: gaps are set to the only value there is."""
-    gaps = np.isnan(numbers)
-    mean = np.where(gaps, numbers[~gaps].flat[0], numbers)
-    std = adapter.wrap_like_input(np.where(gaps | options.smooth, np.nan, 0.0)) if options.std else None
-    report = FillReport(numbers.shape, int(gaps.sum()), tuple(map(str, adapter.axes)), notes=(note,))
+def _constant(
+    adapter: ArrayAdapter, numbers: np.ndarray, gaps: np.ndarray, options: Options, notes: list[str]
+) -> Filled:
+    """The result without a model: `gaps` are set to the only value there is."""
+    unknown = np.isnan(numbers)
+    mean = np.where(gaps, numbers[~unknown].flat[0], numbers)
+    std = adapter.wrap_like_input(np.where(unknown | options.smooth, np.nan, 0.0)) if options.std else None
+    report = FillReport(
+        shape=numbers.shape,
+        num_gaps=int(gaps.sum()),
+        num_left=int((unknown & ~gaps).sum()),
+        axes=tuple(map(str, adapter.axes)),
+        notes=tuple(notes),
+    )
     return Filled(adapter.wrap_filled(mean, gaps, smooth=False), std, adapter.wrap_like_input(gaps), None, report)

@@ -21,11 +21,15 @@ _PARTS_COMPARED = 4
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A block of a grid: `positions` along each axis, without steps, its own `axes`, and `values`, NaN at gaps."""
+    """A block of a grid: `positions` along each axis, without steps, its own `axes`, and `values`, NaN at gaps.
+
+    `targets` flags the gaps that are to be filled.
+    """
 
     positions: Positions
     axes: Sequence[Axis]
     values: np.ndarray
+    targets: np.ndarray
 
     @property
     def corner(self) -> np.ndarray:
@@ -38,14 +42,20 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class GridValues:
-    """Values on a grid with these `axes`; ``read(positions)`` returns a copy of a part, NaN at gaps."""
+    """Values on a grid with these `axes`; ``read(positions)`` returns a copy of a part, NaN at gaps.
+
+    ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all.
+    """
 
     axes: Sequence[Axis]
     read: Callable[[Positions], np.ndarray]
+    may_fill: Callable[[Positions], np.ndarray] | None = None
 
     @classmethod
-    def in_memory(cls, numbers: np.ndarray, axes: Sequence[Axis]) -> "GridValues":
-        return cls(axes, lambda positions: numbers[np.ix_(*positions)])
+    def in_memory(
+        cls, numbers: np.ndarray, axes: Sequence[Axis], may_fill: Callable[[Positions], np.ndarray] | None = None
+    ) -> "GridValues":
+        return cls(axes, lambda positions: numbers[np.ix_(*positions)], may_fill)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +64,9 @@ class GridValues:
     def part(self, positions: Positions) -> Part:
         """The block at these positions."""
         axes = [axis.at(p) for axis, p in zip(self.axes, positions, strict=True)]
-        return Part(positions, axes, self.read(positions))
+        values = self.read(positions)
+        targets = np.isnan(values)
+        return Part(positions, axes, values, targets if self.may_fill is None else targets & self.may_fill(positions))
 
     def whole(self) -> Part:
         """All values."""
@@ -83,13 +95,13 @@ def random_part(shape: Sequence[int], generator: np.random.Generator) -> list[np
 
 
 def choose_part(values: GridValues, generator: np.random.Generator) -> Part:
-    """The block with the most even mixture of gaps and observations among a few at random places."""
+    """The block with the most even mixture of gaps to fill and observations among a few at random places."""
     best, merit = None, -1.0
     for _ in range(1 if math.prod(values.shape) <= MAX_PART_CELLS else _PARTS_COMPARED):
         part = values.part(random_part(values.shape, generator))
-        gappy = float(np.isnan(part.values).mean())
-        if gappy * (1 - gappy) > merit:
-            best, merit = part, gappy * (1 - gappy)
+        evenness = float(part.targets.mean()) * (1 - float(np.isnan(part.values).mean()))
+        if evenness > merit:
+            best, merit = part, evenness
     assert best is not None
     return best
 

@@ -1,9 +1,10 @@
 """Which observations to withhold: cells as far from the remaining data as the gaps are from all data.
 
-Large gaps are harder to fill than scattered ones, so withheld cells have to be as far from data as the gaps are. There
-are three kinds of proposals: cells at random; copies of connected gaps at other places; and the moved mask of the gaps
-around a few cells. The first proposal whose distances to the nearest observation match those of the gaps is taken, or
-else the one that matches best. Copies keep the shape of a gap, so they match in any metric.
+Large gaps are harder to fill than scattered ones, so withheld cells have to be as far from data as the gaps are that
+are to be filled. Other gaps, such as land, are only places without data. There are three kinds of proposals: cells at
+random; copies of connected gaps at other places; and the moved mask of the gaps around a few cells. The first proposal
+whose distances to the nearest observation match those of the gaps is taken, or else the one that matches best. Copies
+keep the shape of a gap, so they match in any metric.
 """
 
 import math
@@ -37,19 +38,23 @@ class Withheld:
     scored: np.ndarray
 
 
-def withhold(values: np.ndarray, generator: np.random.Generator) -> Withheld | None:
-    """The observations of `values` to withhold, None if there are too few."""
-    gaps = np.isnan(values)
-    observed = int((~gaps).sum())
+def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.ndarray | None = None) -> Withheld | None:
+    """The observations of `values` to withhold, None if there are too few.
+
+    :param targets: flags of the gaps that are to be filled. Default: all of them.
+    """
+    unknown = np.isnan(values)
+    gaps = unknown if targets is None else targets
+    observed = int((~unknown).sum())
     if observed < MIN_OBSERVATIONS_TO_WITHHOLD:
         return None
     wanted = min(_MAX_SCORED, int(_SCORED_SHARE * observed))
     best, least = None, math.inf
-    for hidden in _proposals(gaps, wanted, generator):
+    for hidden in _proposals(unknown, gaps, wanted, generator):
         if not min(wanted, MIN_OBSERVATIONS_TO_WITHHOLD) <= hidden.sum() <= _MAX_HIDDEN_SHARE * observed:
             continue
         proposal = Withheld(hidden, _some_of(hidden, wanted, generator))
-        mismatch = _mismatch(gaps, proposal) if gaps.any() else 0.0
+        mismatch = _mismatch(unknown, gaps, proposal) if gaps.any() else 0.0
         if mismatch < least:
             best, least = proposal, mismatch
         if least < _GOOD_MISMATCH:
@@ -57,9 +62,14 @@ def withhold(values: np.ndarray, generator: np.random.Generator) -> Withheld | N
     return best
 
 
-def _proposals(gaps: np.ndarray, wanted: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Flags of about `wanted` observations, of more if a connected gap is larger."""
-    yield _some_of(~gaps, wanted, generator)
+def _proposals(
+    unknown: np.ndarray, gaps: np.ndarray, wanted: int, generator: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Flags of about `wanted` observations, of more if a connected gap is larger.
+
+    :param unknown: flags of all cells without observations, `gaps` among them.
+    """
+    yield _some_of(~unknown, wanted, generator)
     if not gaps.any():
         return
     labels, count = ndimage.label(gaps)
@@ -69,24 +79,24 @@ def _proposals(gaps: np.ndarray, wanted: int, generator: np.random.Generator) ->
         if number % 2 == 0:  # among many small gaps, chance would hardly ever choose the largest
             order = np.concatenate([[sizes.argmax()], order])
         enough = wanted + (int(sizes.max()) if number % 2 == 0 and count > 1 else 0)
-        yield _copies(gaps, labels, order, enough, generator)
+        yield _copies(unknown, labels, order, enough, generator)
     for _ in range(_NUM_PROPOSALS):
         shifts = [int(generator.integers(0, size)) for size in gaps.shape]
-        yield _nearest(np.roll(gaps, shifts, axis=range(gaps.ndim)) & ~gaps, wanted, generator)
+        yield _nearest(np.roll(gaps, shifts, axis=range(gaps.ndim)) & ~unknown, wanted, generator)
 
 
 def _copies(
-    gaps: np.ndarray, labels: np.ndarray, order: np.ndarray, wanted: int, generator: np.random.Generator
+    unknown: np.ndarray, labels: np.ndarray, order: np.ndarray, wanted: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Copies of connected gaps at other places, until they cover enough observations.
 
-    :param labels: the number of the connected gap of each cell, from 1, and 0 for observed cells.
+    :param labels: the number of the connected gap of each cell, from 1, and 0 for other cells.
     :param order: numbers of gaps, from 0, in the order in which they are copied.
     """
     pieces = ndimage.find_objects(labels)
-    hidden = np.zeros_like(gaps)
+    hidden = np.zeros_like(unknown)
     covered = 0
-    for _ in range(1 + wanted // max(1, int(gaps.sum()))):
+    for _ in range(1 + wanted // max(1, int((labels > 0).sum()))):
         for number in order:
             if covered >= wanted:
                 return hidden
@@ -94,15 +104,15 @@ def _copies(
             piece = labels[box] == number + 1
             best, free = None, 0.0
             for _ in range(_MAX_TRIES):
-                where, moved = _elsewhere(piece, box, gaps.shape, generator)
-                share = float((moved & ~gaps[where] & ~hidden[where]).sum() / moved.sum())
+                where, moved = _elsewhere(piece, box, unknown.shape, generator)
+                share = float((moved & ~unknown[where] & ~hidden[where]).sum() / moved.sum())
                 if share > free:
                     best, free = (where, moved), share
                 if free >= _ENOUGH_COVERED:
                     break
             if best is not None:
                 where, moved = best
-                new = moved & ~gaps[where] & ~hidden[where]
+                new = moved & ~unknown[where] & ~hidden[where]
                 hidden[where] |= new
                 covered += int(new.sum())
     return hidden
@@ -153,10 +163,10 @@ def _flags(cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return flags
 
 
-def _mismatch(gaps: np.ndarray, proposal: Withheld) -> float:
+def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld) -> float:
     """Mean difference between the quantiles of the log-distances to data of the scored cells and of the gaps."""
     deep, target = (
-        np.quantile(np.log(ndimage.distance_transform_edt(unknown)[at]), _QUANTILES)
-        for unknown, at in ((gaps | proposal.hidden, proposal.scored), (gaps, gaps))
+        np.quantile(np.log(ndimage.distance_transform_edt(without_data)[at]), _QUANTILES)
+        for without_data, at in ((unknown | proposal.hidden, proposal.scored), (unknown, gaps))
     )
     return float(np.abs(deep - target).mean())

@@ -20,6 +20,7 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
 from gpytorch_gaps.filling.report import Filled
+from gpytorch_gaps.filling.targets import Targets
 
 _SCALED_NOTE = (
     "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
@@ -31,12 +32,16 @@ class InMemoryFilling(Filling):
     """Fills an array with a model of all of its cells.
 
     :param numbers: the values of the array, NaN at gaps.
+    :param targets: which of the gaps are filled.
     """
 
-    def __init__(self, adapter: ArrayAdapter, numbers: np.ndarray, options: Options) -> None:
+    def __init__(self, adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options) -> None:
         self.scales = label_scales(numbers, adapter.axes, always=adapter.units_differ)
         self.numbers = numbers if self.scales is None else numbers / self.scales
-        super().__init__(adapter, GridValues.in_memory(self.numbers, adapter.axes), options)
+        source = GridValues.in_memory(self.numbers, adapter.axes, None if targets.are_all else targets.read)
+        super().__init__(adapter, source, targets, options)
+        self.unknown = np.isnan(numbers)
+        self.gaps = self.unknown & targets.rows(0, len(numbers))
 
     def _has_matrix(self, axis: Axis) -> bool:
         return not goes_by_fft(axis, len(self.source.axes))
@@ -56,13 +61,13 @@ class InMemoryFilling(Filling):
         if cycles is not None:
             cycles = fit_cycles(others, axes, cycles.axis, cycles.periods)
         mean = fit_mean(axes, *sample_observations(others, self.generator), self.options.trend, cycles)
-        some_gaps = None if self.options.std else sample_gaps(self.part.values, self.generator)
+        some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator)
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, some_gaps)
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
-        options, gaps = self.options, np.isnan(self.numbers)
-        where = np.ones_like(gaps) if options.smooth else gaps
+        options, unknown, gaps = self.options, self.unknown, self.gaps
+        where = gaps | ~unknown if options.smooth else gaps
         model = self.condition(chosen)
         x = coordinates(self.source.axes, np.argwhere(where)).to(self.adapter.device)
         with self.stopwatch("mean"):
@@ -72,8 +77,8 @@ class InMemoryFilling(Filling):
         if options.std:
             with self.stopwatch("standard deviations"):
                 variance = prediction.variance() + (0.0 if options.smooth else chosen.noise)
-            std = np.zeros(gaps.shape)
-            std[where] = variance.clamp_min(0.0).sqrt().cpu().numpy() * widening(int((~gaps).sum()))
+            std = np.where(unknown, np.nan, 0.0)
+            std[where] = variance.clamp_min(0.0).sqrt().cpu().numpy() * widening(int((~unknown).sum()))
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
         report = self._reports(chosen, check, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
@@ -93,14 +98,15 @@ class InMemoryFilling(Filling):
 
         :param std: standard deviations, in the units of the model.
         """
-        gaps = np.isnan(self.numbers)
+        unknown, gaps = self.unknown, self.gaps
         gap_variance = None if check is None else check.gap_variance
         if std is not None and gaps.any():
             gap_variance = self._mean_square(std[gaps], chosen)
-        notes = self._notes(int((~gaps).sum()))
+        notes = self._notes(int((~unknown).sum()))
         if self.scales is not None:
             notes.append(_SCALED_NOTE)
-        return self._report(chosen, check, gap_variance, notes, num_gaps=int(gaps.sum()), **about)
+        num_gaps, num_left = int(gaps.sum()), int((unknown & ~gaps).sum())
+        return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
 
     def _calibration(self, check: Check) -> Any:
         """The factor by which standard deviations are multiplied, or an array of those of several variables."""

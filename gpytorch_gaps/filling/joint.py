@@ -61,7 +61,7 @@ class JointFilling(InMemoryFilling):
     def _reports(
         self, chosen: ChosenModel, check: Check | None, std: np.ndarray | None, **about: Any
     ) -> dict[Hashable, FillReport]:
-        names, gaps = list(self.adapter.by_name), np.isnan(self.numbers)
+        names, unknown, gaps = list(self.adapter.by_name), self.unknown, self.gaps
         reports = {}
         for number, name in enumerate(names):
             unit = self._unit(number)
@@ -77,6 +77,7 @@ class JointFilling(InMemoryFilling):
                 axes=tuple(map(str, self.source.axes[1:])),
                 noise_std=unit * math.sqrt(chosen.noise),
                 num_gaps=int(gaps[number].sum()),
+                num_left=int((unknown & ~gaps)[number].sum()),
                 **about,
             )
         return reports

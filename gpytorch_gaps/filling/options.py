@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 from gpytorch.kernels import Kernel
 
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.max_gap import MaxGap, read_max_gap
 from gpytorch_gaps.utils.checks import check_integer, check_number
+
+_SINGLE = (Kernel, float, int, str, timedelta, np.generic)  # entries that need no list if there is one axis
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Options:
     memory: float = 2**32
     seed: int = 0
     progress: bool = True
+    where: Any = None
+    max_gap: Any = None
 
     def __post_init__(self) -> None:
         for name in ("trend", "smooth", "joint", "std", "check", "progress"):
@@ -53,13 +60,18 @@ class Options:
                 raise ValueError(f"periods: {axis.name} is a {axis.kind}, expected an axis of one column")
         return found
 
+    def max_gaps_of(self, axes: Sequence[Axis]) -> list[MaxGap]:
+        """The longest runs of gaps to fill, along the axes that the user named."""
+        given = enumerate(zip(axes, _by_axis("max_gap", self.max_gap, axes), strict=True))
+        return [read_max_gap(number, axis, length) for number, (axis, length) in given if length is not None]
+
 
 def _by_axis(argument: str, given: Any, axes: Sequence[Axis]) -> list[Any]:
     """One entry per axis, from a list or from a mapping by name or number."""
     names = [axis.name for axis in axes]
     if given is None or (isinstance(given, str) and given == "auto"):
         return [None] * len(axes)
-    if isinstance(given, Kernel | float | int) and len(axes) == 1:
+    if isinstance(given, _SINGLE) and len(axes) == 1:
         return [given]
     if isinstance(given, Mapping):
         result: list[Any] = [None] * len(axes)

@@ -17,6 +17,7 @@ from gpytorch_gaps.filling.grid_values import GridValues, choose_part
 from gpytorch_gaps.filling.holdout import Withheld, withhold
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.report import Filled, FillReport
+from gpytorch_gaps.filling.targets import Targets
 
 _AXIS_MATRICES = 3  # covariance matrices of the longest axis that are in memory at once
 
@@ -26,12 +27,13 @@ class Filling(ABC):
 
     :param adapter: the array.
     :param source: its values, as the model sees them.
+    :param targets: which of its gaps are filled.
     :param options: the options of ``fill_gaps``.
     :raises ValueError: if the covariance matrix of an axis would not fit in memory.
     """
 
-    def __init__(self, adapter: ArrayAdapter, source: GridValues, options: Options) -> None:
-        self.adapter, self.source, self.options = adapter, source, options
+    def __init__(self, adapter: ArrayAdapter, source: GridValues, targets: Targets, options: Options) -> None:
+        self.adapter, self.source, self.targets, self.options = adapter, source, targets, options
         self.generator = np.random.default_rng(options.seed)
         self.stopwatch = Stopwatch()
         for axis in source.axes:
@@ -49,7 +51,7 @@ class Filling(ABC):
     def choose_model(self) -> ChosenModel:
         """Chooses and trains a model, without the observations that will be predicted to check it."""
         self.part = choose_part(self.source, self.generator)
-        self.withheld = withhold(self.part.values, self.generator) if self.options.check else None
+        self.withheld = withhold(self.part.values, self.generator, self.part.targets) if self.options.check else None
         seen = self.source if self.withheld is None else self.source.without(self.part, self.withheld.scored)
         with self.stopwatch("training"):
             return self._choose(seen)
@@ -74,21 +76,37 @@ class Filling(ABC):
         """Predicts withheld observations of ``self.part``."""
 
     def _report(
-        self, chosen: ChosenModel, check: Check | None, gap_variance: float | None, notes: Sequence[str], **about: Any
+        self,
+        chosen: ChosenModel,
+        check: Check | None,
+        gap_variance: float | None,
+        notes: Sequence[str],
+        num_gaps: int,
+        num_left: int,
+        **about: Any,
     ) -> FillReport:
         """The report of this filling.
 
         :param gap_variance: the mean square error that the model expects in the gaps.
+        :param num_gaps: the number of gaps that are filled.
+        :param num_left: the number of gaps that are left.
         :param about: further entries, and those that differ from what is said of the whole array.
         """
         entries = {
             "shape": self.adapter.shape,
+            "num_gaps": num_gaps,
+            "num_left": num_left,
             "axes": tuple(map(str, self.source.axes)),
             "kernel": chosen.learned.name,
             "noise_std": math.sqrt(chosen.noise),
             "history": chosen.learned.history,
             "seconds": self.stopwatch.seconds,
-            **stated_error(check, gap_variance, (*chosen.notes, *notes), rescaled=bool(about.get("std_method"))),
+            **stated_error(
+                check,
+                gap_variance,
+                (*self.targets.notes(num_left), *chosen.notes, *notes),
+                rescaled=bool(about.get("std_method")),
+            ),
         }
         return FillReport(**(entries | about))
 

@@ -27,7 +27,9 @@ there.',)
     shape: tuple[int, ...]
     """Shape of the array."""
     num_gaps: int
-    """Number of gaps."""
+    """Number of gaps that are filled."""
+    num_left: int = 0
+    """Number of gaps that are left: outside of ``where``, or in longer runs than ``max_gap``."""
     axes: tuple[str, ...] = ()
     """Interpretation of each dimension, such as "time: 24 times, 699 days"."""
     kernel: str = ""
@@ -90,6 +92,7 @@ there.',)
             "shape": list(self.shape),
             "cells": self.num_cells,
             "gaps": self.num_gaps,
+            "left": self.num_left,
             "axes": list(self.axes),
             "kernel": self.kernel,
             "noise_std": self.noise_std,
@@ -114,7 +117,8 @@ there.',)
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape))
         share = 100 * self.num_gaps / self.num_cells
-        lines = [f"{size} cells, {self.num_gaps:,} gaps ({share:.3g} %), {sum(self.seconds.values()):.3g} s"]
+        left = f" filled, {self.num_left:,} left" if self.num_left else ""
+        lines = [f"{size} cells, {self.num_gaps:,} gaps ({share:.3g} %){left}, {sum(self.seconds.values()):.3g} s"]
         if self.kernel:
             noise = "" if self.noise_std is None else f"; noise {self.noise_std:.3g}"
             lines.append(f"kernel: {self.kernel}{noise}")
@@ -159,13 +163,14 @@ class Filled:
     std: Any
     """Standard deviation of the mean's error, in the same form as the input.
 
-    In a gap it is that of a measurement, noise included; at observed values it is 0. With `smooth` it is that of the
-    field without noise, everywhere. It is widened below 30 observations, multiplied by ``report.calibrated_by`` if the
-    withheld observations show that it is far off, and NaN in gaps if there is only one observation or if all are equal.
-    None if it was not asked for or if values were streamed.
+    In a gap it is that of a measurement, noise included; at observed values it is 0, at gaps that are left it is NaN.
+    With `smooth` it is that of the field without noise, everywhere else. It is widened below 30 observations,
+    multiplied by ``report.calibrated_by`` if the withheld observations show that it is far off, and NaN in gaps if
+    there is only one observation or if all are equal. None if it was not asked for or if values were streamed.
     """
     gaps: Any
-    """Flags of the gaps, in the same form as the input."""
+    """Flags of the gaps that are filled, in the same form as the input. Gaps that are left are not flagged: they are
+    gaps in `mean` as well."""
     model: Any
     """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
     anywhere. Its variances are not multiplied by ``report.calibrated_by``. None if there was nothing to learn or if

@@ -24,6 +24,7 @@ from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.report import Filled
+from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.reconstruction.inputs import truncation_level
 from gpytorch_gaps.reconstruction.reconstruct import reconstruct
 from gpytorch_gaps.reconstruction.result import Reconstruction
@@ -44,16 +45,18 @@ class StreamedFilling(Filling):
     """Fills an array slab by slab, without standard deviations.
 
     :param adapter: the array, which is read in slabs.
+    :param targets: which of its gaps are filled.
     """
 
-    def __init__(self, adapter: ArrayAdapter, options: Options) -> None:
+    def __init__(self, adapter: ArrayAdapter, targets: Targets, options: Options) -> None:
         if options.joint and adapter.units_differ:
             size = " x ".join(map(str, adapter.shape))
             raise ValueError(
                 f"joint: got {size} cells in chunks or too many for memory; expected at most four million, in memory: "
                 "call .load(), take a part, or leave joint out"
             )
-        super().__init__(adapter, GridValues(adapter.axes, adapter.read), options)
+        source = GridValues(adapter.axes, adapter.read, None if targets.are_all else targets.read)
+        super().__init__(adapter, source, targets, options)
         self._bound = 0.0  # on length-scales, in cells
 
     def _choose(self, seen: GridValues) -> ChosenModel:
@@ -80,7 +83,7 @@ class StreamedFilling(Filling):
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         """Takes means from `reconstruct` and variances from a model of the part in memory."""
         part = self.part
-        some_gaps = sample_gaps(part.values, self.generator)
+        some_gaps = sample_gaps(part.targets, self.generator)
         region = region_around(part.positions, self.source.shape, MAX_CHECKED_CELLS)
         others = self.source.without(part, withheld.hidden)
         step = max(1, _CHECKED_SLAB_CELLS // math.prod(map(len, region[1:])))
@@ -98,8 +101,10 @@ class StreamedFilling(Filling):
             result = self._reconstruct(self.adapter.array, self.source.axes, chosen)
         mean, gaps = self._write_chunks(result) if self.adapter.chunked else self._write(result)
         gap_variance = None if check is None else check.gap_variance
-        num_gaps = math.prod(self.source.shape) - result.report.num_train
-        report = self._report(chosen, check, gap_variance, self._notes(), num_gaps=num_gaps, solve=result.report)
+        num_gaps, num_left = math.prod(self.source.shape) - result.report.num_train, 0
+        if not self.targets.are_all:
+            num_gaps, num_left = self.targets.count()
+        report = self._report(chosen, check, gap_variance, self._notes(), num_gaps, num_left, solve=result.report)
         return Filled(mean, None, gaps, None, report)
 
     def _notes(self) -> list[str]:
@@ -129,8 +134,7 @@ class StreamedFilling(Filling):
         step = max(1, _WRITTEN_SLAB_CELLS // math.prod(shape[1:]))
         for start in range(0, shape[0], step):
             stop = min(start + step, shape[0])
-            gaps[start:stop] = is_gap(self.adapter.array[start:stop])
-            filled[start:stop] = result.slab(start, stop).cpu().numpy()
+            filled[start:stop], gaps[start:stop] = self._filled_slab(result, self.adapter.array[start:stop], start)
         mean = self.adapter.wrap_filled(filled, gaps, self.options.smooth)
         return mean, self.adapter.wrap_like_input(gaps)
 
@@ -142,14 +146,30 @@ class StreamedFilling(Filling):
             if not block_info:
                 return held
             start = block_info[0]["array-location"][0][0]
-            mean = result.slab(start, start + len(held)).cpu().numpy()
-            return write_gaps(held, mean, is_gap(held), self.options.smooth)
+            return write_gaps(held, *self._filled_slab(result, held, start), self.options.smooth)
+
+        def flags(gaps: np.ndarray, block_info: Any = None) -> np.ndarray:
+            if not block_info:
+                return gaps
+            start = block_info[0]["array-location"][0][0]
+            return gaps & self.targets.rows(start, start + len(gaps))
 
         array, shape = self.adapter.array, self.source.shape
         whole = array.rechunk(dict.fromkeys(range(1, len(shape)), -1))
         meta = np.empty((0,) * len(shape), array.dtype)
         mean = dask.array.map_blocks(block, whole, dtype=array.dtype, meta=meta)
-        return self.adapter.given.copy(data=mean), self.adapter.wrap_like_input(dask.array.isnan(whole))
+        gaps = dask.array.isnan(whole)
+        if not self.targets.are_all:
+            gaps = gaps.map_blocks(flags, dtype=bool, meta=np.empty((0,) * len(shape), bool))
+        return self.adapter.given.copy(data=mean), self.adapter.wrap_like_input(gaps)
+
+    def _filled_slab(self, result: Reconstruction, held: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """The mean in slices of the first axis that hold `held`, NaN at the gaps that are left; flags of the others."""
+        unknown, mean = is_gap(held), result.slab(start, start + len(held)).cpu().numpy()
+        if self.targets.are_all:
+            return mean, unknown
+        allowed = self.targets.rows(start, start + len(held))
+        return np.where(unknown & ~allowed, np.nan, mean).astype(mean.dtype), unknown & allowed
 
 
 def _kernels(chosen: ChosenModel) -> list[Kernel]:
