@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
     from gpytorch_gaps import plot as plot
     from gpytorch_gaps.filling.fill import fill_gaps
+    from gpytorch_gaps.filling.points import Estimate
     from gpytorch_gaps.filling.report import Filled, FillReport
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
@@ -42,6 +43,7 @@ __all__ = [
     "ApproximateVarianceWarning",
     "CalibrationWarning",
     "CartesianGrid",
+    "Estimate",
     "FillReport",
     "Filled",
     "FitError",
@@ -81,6 +83,7 @@ _HOMES = {
     "ApproximateVarianceWarning": "reports",
     "CalibrationWarning": "reports",
     "CartesianGrid": "grid.cartesian",
+    "Estimate": "filling.points",
     "FillReport": "filling.report",
     "Filled": "filling.report",
     "FitError": "training.history",

@@ -32,6 +32,7 @@ def fill_dataset(dataset: Any, options: Options, fill: Callable[[ArrayAdapter, O
         dataset[names].assign({name: found[name].gaps for name in names}),
         {name: found[name].model for name in names},
         {name: found[name].report for name in names},
+        {name: found[name]._fitted for name in names},
     )
 
 
@@ -65,9 +66,10 @@ class Group:
         names = list(self.variables)
         if len(names) > 1:
             stds = dict.fromkeys(names) if result.std is None else result.std
+            fitted = [result._fitted and replace(result._fitted, variable=number) for number in range(len(names))]
             return {
-                name: Filled(result.mean[name], stds[name], result.gaps[name], result.model, result.report[name])
-                for name in names
+                name: Filled(result.mean[name], stds[name], result.gaps[name], result.model, result.report[name], own)
+                for name, own in zip(names, fitted, strict=True)
             }
         if self.options.joint:
             note = "filled by itself: no other variable could be filled with it"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.filling.axes import Axes
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
+from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.index_grid import is_a
 from gpytorch_gaps.filling.joint import JointFilling, VariablesAdapter
@@ -189,7 +191,10 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     with _seeded(options.seed):
         chosen = filling.choose_model()
         check = filling.check_model(chosen)
-        return filling.predict(chosen, check)
+        result = filling.predict(chosen, check)
+    if isinstance(filling, InMemoryFilling):
+        result = replace(result, _fitted=Fitted(filling, chosen, check, result.model))
+    return result
 
 
 @contextmanager

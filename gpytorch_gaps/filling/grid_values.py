@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class GridValues:
     def in_memory(
         cls, numbers: np.ndarray, axes: Sequence[Axis], may_fill: Callable[[Positions], np.ndarray] | None = None
     ) -> "GridValues":
-        return cls(axes, lambda positions: numbers[np.ix_(*positions)], may_fill)
+        return cls(axes, partial(_block, numbers), may_fill)  # results that hold it can be pickled
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -85,6 +86,10 @@ class GridValues:
             return values
 
         return replace(self, read=read)
+
+
+def _block(numbers: np.ndarray, positions: Positions) -> np.ndarray:
+    return numbers[np.ix_(*positions)]
 
 
 def random_part(shape: Sequence[int], generator: np.random.Generator) -> list[np.ndarray]:

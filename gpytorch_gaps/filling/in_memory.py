@@ -82,7 +82,7 @@ class InMemoryFilling(Filling):
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
         report = self._reports(chosen, check, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
-            std *= self._calibration(check)
+            std *= self.calibration(check)
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
         return Filled(
@@ -108,7 +108,7 @@ class InMemoryFilling(Filling):
         num_gaps, num_left = int(gaps.sum()), int((unknown & ~gaps).sum())
         return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
 
-    def _calibration(self, check: Check) -> Any:
+    def calibration(self, check: Check) -> Any:
         """The factor by which standard deviations are multiplied, or an array of those of several variables."""
         return check.calibration
 

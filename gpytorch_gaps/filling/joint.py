@@ -82,7 +82,7 @@ class JointFilling(InMemoryFilling):
             )
         return reports
 
-    def _calibration(self, check: Check) -> np.ndarray:
+    def calibration(self, check: Check) -> np.ndarray:
         checks = [self._check_of(check, number) for number in range(len(self.adapter.by_name))]
         factors = np.array([1.0 if own is None else own.calibration for own in checks])
         return factors.reshape(-1, *[1] * (self.numbers.ndim - 1))

@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpytorch_gaps.posterior.scoring import Score
 from gpytorch_gaps.reports import SolveReport
 from gpytorch_gaps.training.history import History
+
+if TYPE_CHECKING:
+    from gpytorch_gaps.filling.fitted import Fitted
+    from gpytorch_gaps.filling.points import Estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +181,67 @@ class Filled:
     values were streamed."""
     report: Any
     """A :class:`FillReport` of what was done, and of the error to expect."""
+    _fitted: Any = None  # a `Fitted`, or a dictionary of them by variable, for the methods below
+
+    def at(self, points: Any, *, noise: bool = True) -> "Estimate":
+        """Mean and standard deviation of measurements at any points, between the cells and beyond them.
+
+        At the coordinates of an observation, this is the prediction of another measurement there.
+
+        :param points: a mapping or DataFrame with the coordinates along each axis, by its name or number: as many along
+            each, or one. They are given as those of the axis are: as dates, degrees, labels. An array of numbers (Q, d)
+            has a column for each axis; for a single axis, its coordinates are enough.
+        :param noise: whether standard deviations include the noise of a measurement. Without it they are those of the
+            field.
+        :return: an :class:`Estimate` with arrays (Q,) in the units of the data: tensors if the input was one, Series if
+            points are a DataFrame. For a Dataset, both are dictionaries by variable.
+        :raises ValueError: if values were streamed, if there was nothing to learn, or if points do not fit the axes.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> values = np.sin(np.arange(30.0) / 4)
+        >>> values[10:14] = np.nan
+        >>> result = gaps.fill_gaps(values, steps=5, check=False, progress=False)
+        >>> mean, std = result.at([11.5, 12.5])
+        >>> mean.shape, bool((std > 0).all())
+        ((2,), True)
+        """
+        from gpytorch_gaps.filling.points import of_variables, predict_at
+
+        found = {name: predict_at(one, points, noise) for name, one in self._models("at").items()}
+        return of_variables(found) if isinstance(self._fitted, dict) else found[None]
+
+    def forecast(self, steps: int, axis: Any = None, *, noise: bool = True) -> "Estimate":
+        """Mean and standard deviation of the next measurements along an axis.
+
+        :param steps: how many coordinates to add at the end of the axis, which must be regular: numbers with a constant
+            step, times with a constant step or a frequency, such as months, or no coordinates at all.
+        :param axis: the name or number of the axis. Default: the only axis of times, or the only one that can be
+            continued.
+        :param noise: whether standard deviations include the noise of a measurement.
+        :return: an :class:`Estimate` of arrays in the form of the input, with the new coordinates along this axis.
+        :raises ValueError: if values were streamed, if there was nothing to learn, or if the axis is not regular.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> result = gaps.fill_gaps(np.sin(np.arange(30.0)), smooth=True, steps=5, check=False, progress=False)
+        >>> result.forecast(3).mean.shape
+        (3,)
+        """
+        from gpytorch_gaps.filling.forecast import forecast
+        from gpytorch_gaps.filling.points import of_variables
+
+        found = {name: forecast(one, steps, axis, noise) for name, one in self._models("forecast").items()}
+        return of_variables(found) if isinstance(self._fitted, dict) else found[None]
+
+    def _models(self, method: str) -> "dict[Any, Fitted]":
+        """The fitted model of each variable; with the key None if there is only one."""
+        fitted = self._fitted if isinstance(self._fitted, dict) else {None: self._fitted}
+        known = {name: one for name, one in fitted.items() if one is not None}
+        if len(known) < len(fitted):
+            raise ValueError(
+                f"{method}: got a result without a model in memory, expected one: fill a smaller part of an array that "
+                "was streamed; without gaps, pass smooth=True; equal observations have no model"
+            )
+        return known
 
     def __repr__(self) -> str:
         return f"<Filled {self.report}>"
