@@ -9,10 +9,22 @@ from typing import Any
 
 from gpytorch_gaps.filling import fill
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
-from gpytorch_gaps.formats import OpenedFile, check_output
+from gpytorch_gaps.formats import OpenedFile, check_output, open_file
 from gpytorch_gaps.utils.files import atomic_write, require_place
 
 PICTURES = (".png", ".pdf", ".svg")
+
+
+def open_input(options: argparse.Namespace) -> OpenedFile:
+    """The input of a command."""
+    return open_file(
+        options.input,
+        options.variable,
+        options.gap_value,
+        index=options.index,
+        columns=options.columns,
+        dates=options.dates,
+    )
 
 
 def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, ArrayAdapter]]:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.cli.files import Outputs, check_outputs, read_arrays, save_picture
+from gpytorch_gaps.cli.files import Outputs, check_outputs, open_input, read_arrays, save_picture
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.formats import OpenedFile, open_file
+from gpytorch_gaps.formats import OpenedFile
 
 _MOST_PICTURE_CELLS = 4_000_000  # a larger array is drawn from every n-th cell
 
@@ -28,7 +28,7 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
     :return: the exit code, 0.
     """
     started = time.perf_counter()
-    with open_file(options.input, options.variable, options.gap_value) as opened:
+    with open_input(options) as opened:
         values, kinds = read_arrays(opened)
         outputs = check_outputs(options, opened, kinds)
         result = gaps.fill_gaps(

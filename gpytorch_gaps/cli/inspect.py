@@ -9,13 +9,12 @@ import numpy as np
 from scipy import ndimage
 
 from gpytorch_gaps import __version__
-from gpytorch_gaps.cli.files import read_arrays
+from gpytorch_gaps.cli.files import open_input, read_arrays
 from gpytorch_gaps.cli.fill import json_text
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.cycles import find_cycles
 from gpytorch_gaps.filling.fill import is_streamed
-from gpytorch_gaps.formats import open_file
 from gpytorch_gaps.formats.arrays import slabs
 from gpytorch_gaps.utils.dtypes import is_gap
 
@@ -28,7 +27,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     :param options: the parsed arguments.
     :return: the exit code, 0.
     """
-    with open_file(options.input, options.variable, options.gap_value) as opened:
+    with open_input(options) as opened:
         found = {name: inspect(kind) for name, kind in read_arrays(opened)[1].items()}
     if options.json:
         variables = {name or "values": one.as_dict() for name, one in found.items()}

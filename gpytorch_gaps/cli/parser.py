@@ -20,6 +20,7 @@ _FILL_EXAMPLES = """examples:
   gpytorch-gaps fill sst.nc -o filled.nc
   gpytorch-gaps fill sst.nc -o filled.nc --variable sst --std std.nc --plot sst.png
   gpytorch-gaps fill tides.csv -o filled.csv --period time=0.5175 --period time=14.765
+  gpytorch-gaps fill long.csv -o filled.csv --index date --columns station --value t
 
 Observed values and everything else in the file are written unchanged, bit for bit. Arrays of more than four
 million cells are filled piece by piece, without standard deviations.
@@ -123,8 +124,22 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", type=Path, help=f"the file with gaps: {_FORMATS}")
-    parser.add_argument("--variable", metavar="NAME", help="one variable of an .npz, .nc, .zarr or .csv file")
+    parser.add_argument(
+        "--variable", "--value", metavar="NAME", help="one variable of an .npz, .nc, .zarr or .csv file"
+    )
     parser.add_argument("--gap-value", metavar="X", type=float, help="a number that marks a gap, as NaN does")
+    tables = parser.add_argument_group("tables (.csv)")
+    tables.add_argument(
+        "--index", metavar="NAME", action="append", default=[],
+        help="the column that indexes the rows; repeatable. Default: the first column, if it looks like an index",
+    )  # fmt: skip
+    tables.add_argument(
+        "--columns", metavar="NAME", action="append", default=[],
+        help="of a long table, with a row for each value: the column that says which series it belongs to; repeatable",
+    )  # fmt: skip
+    tables.add_argument(
+        "--dates", choices=["day-first", "month-first"], help="the order of day and month in dates such as 03/04/2020"
+    )
 
 
 def _add_traceback(parser: argparse._ActionsContainer) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from gpytorch_gaps.filling.axes import Axes, Axis
 from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
+from gpytorch_gaps.filling.index_grid import is_a, unstacked
 from gpytorch_gaps.filling.xarray_axes import axes_of
 from gpytorch_gaps.utils.dtypes import is_gap, to_dtype, write_where
 
@@ -189,11 +189,8 @@ class DataFrameAdapter(ArrayAdapter):
                 raise ValueError(
                     f"values: column {name!r} holds {dtype}, expected real numbers; drop it, or make it the index"
                 )
-        rows, columns = IndexGrid(given.index, "rows"), IndexGrid(given.columns, "columns")
+        array, (rows, columns) = unstacked(given)
         self._table, self._cells = (rows.size, columns.size), np.ix_(rows.cells, columns.cells)
-        array = np.full(self._table, np.nan)
-        array[self._cells] = given.to_numpy(dtype=np.float64, na_value=np.nan)
-        array = array.reshape(*rows.shape, *columns.shape)
         own = [*rows.coordinates, *columns.coordinates] if axes is None else axes
         super().__init__(given, array, describe_axes(array.shape, own, [*rows.names, *columns.names]))
 
@@ -219,12 +216,10 @@ class SeriesAdapter(ArrayAdapter):
     def __init__(self, given: Any, axes: Axes) -> None:
         if getattr(given.dtype, "kind", "O") not in "iufb":
             raise ValueError(f"values: got a Series of {given.dtype}, expected real numbers")
-        rows = IndexGrid(given.index, "rows")
+        array, (rows,) = unstacked(given)
         self._cells = rows.cells
-        array = np.full(rows.size, np.nan)
-        array[rows.cells] = given.to_numpy(dtype=np.float64, na_value=np.nan)
         own = rows.coordinates if axes is None else axes
-        super().__init__(given, array.reshape(rows.shape), describe_axes(rows.shape, own, rows.names))
+        super().__init__(given, array, describe_axes(array.shape, own, rows.names))
 
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
         return _write_series(self.given, values.flat[self._cells], gaps.flat[self._cells], smooth)

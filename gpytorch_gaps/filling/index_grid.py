@@ -65,6 +65,17 @@ class IndexGrid:
         return math.prod(self.shape)
 
 
+def unstacked(values: Any) -> tuple[np.ndarray, list[IndexGrid]]:
+    """The numbers of a Series or DataFrame with one dimension per level of its indexes, and these.
+
+    Values are NaN where there is no row or column.
+    """
+    grids = [IndexGrid(index, default) for index, default in zip(values.axes, ("rows", "columns"), strict=False)]
+    array = np.full([grid.size for grid in grids], np.nan)
+    array[np.ix_(*(grid.cells for grid in grids))] = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    return array.reshape([size for grid in grids for size in grid.shape]), grids
+
+
 def _is_count(index: Any) -> bool:
     """Whether the labels are 0, 1, .., which pandas gives to a table without labels."""
     return is_a(index, "pandas", "RangeIndex") and (index.start, index.step) == (0, 1)

@@ -4,21 +4,36 @@ Formats by suffix: .npy, .npz, .nc (netCDF 3 and 4), .zarr (a directory), .csv, 
 format needs is imported when such a file is opened.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpytorch_gaps.formats import arrays, netcdf, npz, png, tables, tiff, zarr_store  # noqa: F401  each adds its suffix
 from gpytorch_gaps.formats.opened import OpenedFile, format_of, require
+from gpytorch_gaps.formats.table_columns import Layout
 
 __all__ = ["OpenedFile", "check_output", "open_file"]
 
 
-def open_file(path: Path | str, variable: str | None = None, gap_value: float | None = None) -> OpenedFile:
+def open_file(
+    path: Path | str,
+    variable: str | None = None,
+    gap_value: float | None = None,
+    *,
+    index: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
+    dates: str | None = None,
+) -> OpenedFile:
     """Opens a file with gaps; it is read lazily if its format allows.
 
     :param path: the file, or the directory of a .zarr store.
     :param variable: one array of an .npz, .nc or .zarr file, or one column of a .csv table. Default: all variables of
         numbers; of an .npz file, the only array with gaps.
     :param gap_value: a number that marks a gap, as NaN does.
+    :param index: of a .csv table, the columns that index its rows. Default: the first, if it looks like an index.
+    :param columns: of a long .csv table, which has a row for each value, further columns that say where a value
+        belongs, such as the station; `variable` is then the column of the values.
+    :param dates: the order of day and month in dates of a .csv table such as 03/04/2020: ``"day-first"`` or
+        ``"month-first"``.
     :return: the opened file, a context manager; its `data` and `axes` are arguments of
         :func:`gpytorch_gaps.fill_gaps`.
     :raises ValueError: if the file is not readable as its suffix says, or holds no real numbers.
@@ -49,8 +64,17 @@ def open_file(path: Path | str, variable: str | None = None, gap_value: float | 
         raise ValueError(
             f"{path}: got the variable {variable!r}, but a {path.suffix} file holds one array without a name"
         )
+    layout = Layout(_names(index), _names(columns), dates)
+    if not layout.is_default and kind is not tables.CsvFile:
+        raise ValueError(f"{path}: got index, columns or dates, expected none: they are for .csv tables")
     require(path, *kind.packages)
+    if kind is tables.CsvFile:
+        return tables.CsvFile.read(path, variable, gap_value, layout)
     return kind.read(path, variable, gap_value)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def check_output(path: Path | str, opened: OpenedFile, lossless: bool = False) -> None:

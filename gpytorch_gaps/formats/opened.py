@@ -183,12 +183,12 @@ def reading(path: Path, expected: str) -> AbstractContextManager[None]:
     return reraise_as(f"{path}: not readable as {expected}", PermissionError)
 
 
-def choose(path: Path, names: Iterable[str], variable: str) -> str:
+def choose(path: Path, names: Iterable[str], variable: str, what: str = "variable") -> str:
     """The variable, if it is one of the names."""
     names = list(names)
     if variable not in names:
         listed = ", ".join(map(str, names)) or "none"
-        raise ValueError(f"{path}: got the variable {variable!r}, expected one of {listed}")
+        raise ValueError(f"{path}: got the {what} {variable!r}, expected one of {listed}")
     return variable
 
 

@@ -10,7 +10,7 @@ import matplotlib.dates as mdates
 import numpy as np
 import torch
 
-from gpytorch_gaps.filling.index_grid import is_a
+from gpytorch_gaps.filling.index_grid import IndexGrid, is_a, unstacked
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 _SHORT_UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "°N", "degree_east": "°E", "1": ""}
@@ -153,11 +153,11 @@ def _unwrap(name: str, values: Any) -> tuple[Any, Sequence[_Described], str]:
         return values.values, [_describe_dimension(values, dim) for dim in values.dims], title
     if is_a(values, "pandas", "DataFrame") or is_a(values, "pandas", "Series"):
         try:
-            array = values.to_numpy(dtype=float, na_value=np.nan)
+            array, grids = unstacked(values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: got {error}; expected real numbers, with NaN for gaps") from error
-        name_of_series = values.name if array.ndim == 1 and values.name is not None else ""
-        return array, [_describe_index(index) for index in values.axes], str(name_of_series)
+        name_of_series = values.name if values.ndim == 1 and values.name is not None else ""
+        return array, [level for grid in grids for level in _describe_levels(grid)], str(name_of_series)
     array = _to_numpy(values)
     return array, [(None, "", "")] * array.ndim, ""
 
@@ -169,11 +169,10 @@ def _describe_dimension(array: Any, dim: Any) -> _Described:
     return coordinate.values, str(coordinate.attrs.get("long_name", dim)), _unit(coordinate.attrs)
 
 
-def _describe_index(index: Any) -> _Described:
-    name = "" if index.name is None else str(index.name)
-    if is_a(index, "pandas", "RangeIndex") and (index.start, index.step) == (0, 1) and not name:
-        return None, "", ""  # the default index of pandas
-    return index, name, ""
+def _describe_levels(grid: IndexGrid) -> list[_Described]:
+    """The levels of an index of pandas; a default index has neither coordinates nor a name."""
+    named = zip(grid.coordinates, grid.names, strict=True)
+    return [(level, "" if level is None or level.name is None else name, "") for level, name in named]
 
 
 def _unit(attrs: Any) -> str:
