@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
     from gpytorch_gaps.kernels import GappyGridKernel, SphereKernel, preconditioned_ski
+    from gpytorch_gaps.laplace import LaplaceGP, LaplaceMarginalLogLikelihood
     from gpytorch_gaps.likelihoods import GappyGridLikelihood
     from gpytorch_gaps.posterior.sampling import sample_posterior
     from gpytorch_gaps.posterior.scoring import Score, leave_out, score
@@ -50,6 +51,8 @@ __all__ = [
     "GappyGridKernel",
     "GappyGridLikelihood",
     "History",
+    "LaplaceGP",
+    "LaplaceMarginalLogLikelihood",
     "LogdetReport",
     "NotConvergedWarning",
     "Reconstruction",
@@ -90,6 +93,8 @@ _HOMES = {
     "GappyGridKernel": "kernels",
     "GappyGridLikelihood": "likelihoods",
     "History": "training.history",
+    "LaplaceGP": "laplace",
+    "LaplaceMarginalLogLikelihood": "laplace",
     "LogdetReport": "reports",
     "NotConvergedWarning": "reports",
     "Reconstruction": "reconstruction.result",

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from gpytorch_gaps.distributed.agreement import describe_module
 from gpytorch_gaps.distributed.columns import same_start
 from gpytorch_gaps.distributed.communicator import communicator_for
+from gpytorch_gaps.laplace import LaplaceGP, LaplaceMarginalLogLikelihood
 from gpytorch_gaps.solvers.warm_start import WarmStart
 from gpytorch_gaps.training.checkpoint import Checkpoint, problem_of
 from gpytorch_gaps.training.finish import Plateau
@@ -61,7 +62,8 @@ def fit(
         step is expected to gain less than 1e-4 nats; ``history.converged`` is then True. None: the optimizer takes all
         steps.
     :param min_improvement: in nats, for all observations together.
-    :param mll: objective to maximize. Default: ``ExactMarginalLogLikelihood(model.likelihood, model)``.
+    :param mll: objective to maximize. Default: ``ExactMarginalLogLikelihood(model.likelihood, model)``, and for a
+        :class:`LaplaceGP` its :class:`LaplaceMarginalLogLikelihood`.
     :param warm_start: for 10^5 observations and more: solves start from the solutions of the previous step, with the
         same probes at every step and a loose tolerance. Pass a :class:`WarmStart` to choose the number of probes and
         the tolerance. No effect on exact log-determinants. A resumed run sets up its preconditioners again, so its
@@ -209,7 +211,8 @@ def _checked_mll(model: ExactGP, mll: MarginalLogLikelihood | None) -> MarginalL
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise _error("model", "no parameter that requires a gradient", "at least one to fit")
     if mll is None:
-        return ExactMarginalLogLikelihood(model.likelihood, model)
+        kind = LaplaceMarginalLogLikelihood if isinstance(model, LaplaceGP) else ExactMarginalLogLikelihood
+        return kind(model.likelihood, model)
     if not isinstance(mll, MarginalLogLikelihood):
         raise _error("mll", type(mll).__name__, "a gpytorch.mlls.MarginalLogLikelihood")
     if mll.model is not model or mll.likelihood is not model.likelihood:

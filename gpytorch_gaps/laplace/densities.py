@@ -1,0 +1,135 @@
+"""What Laplace's approximation asks of a likelihood: ``log p(y | f)``, its slope and its information, per observation.
+
+Any GPyTorch likelihood serves whose ``likelihood(f)`` is a distribution with one ``log_prob`` per value of f: slopes
+and curvatures come from automatic differentiation. Some likelihoods have a rule of their own here, for one of two
+reasons: their density over- or underflows, or it is not log-concave. In the latter case the curvature -d2 log p / df2
+may be negative, and no Gaussian observation has a negative precision. The information is then the expected one,
+
+    E_y[-d2 log p / df2]        (Fisher's information; Hartmann & Vanhatalo 2019 for Student's t)
+
+or, where that has no closed form, its lower bound ``(dE[y] / df)^2 / Var[y]``.
+"""
+
+from functools import singledispatch
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    BetaLikelihood,
+    Likelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    StudentTLikelihood,
+)
+from torch import Tensor
+
+
+@singledispatch
+def log_density(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """``log p(y | f)`` of every observation. shape: (N,)"""
+    return likelihood(f).log_prob(y)
+
+
+@log_density.register
+def _(likelihood: BernoulliLikelihood, f: Tensor, y: Tensor) -> Tensor:
+    return torch.special.log_ndtr((2.0 * y - 1.0) * f)  # the logarithm of a probability is -inf beyond f = -38
+
+
+@singledispatch
+def information(likelihood: Likelihood, f: Tensor, slope: Tensor) -> Tensor:
+    """The precision of the Gaussian observation that stands for each observation. shape: (N,)
+
+    :param slope: ``d log p / df`` as a differentiable function of f. shape: (N,)
+    """
+    return -_derivative(slope, f)
+
+
+@information.register
+def _(likelihood: StudentTLikelihood, f: Tensor, slope: Tensor) -> Tensor:
+    freedom = likelihood.deg_free
+    return ((freedom + 1.0) / ((freedom + 3.0) * likelihood.noise)).expand(f.shape).to(f.dtype)
+
+
+@information.register
+def _(likelihood: BetaLikelihood, f: Tensor, slope: Tensor) -> Tensor:
+    share = torch.sigmoid(f)
+    alpha, beta = likelihood.scale * share + 1.0, likelihood.scale * (1.0 - share) + 1.0  # as GPyTorch has them
+    return (likelihood.scale * share * (1.0 - share)).square() * (
+        torch.polygamma(1, alpha) + torch.polygamma(1, beta)
+    )
+
+
+@information.register
+def _(likelihood: NegativeBinomialLikelihood, f: Tensor, slope: Tensor) -> Tensor:
+    counts = likelihood(f)
+    return _derivative(counts.mean, f).square() / counts.variance
+
+
+def is_curvature(likelihood: Likelihood) -> bool:
+    """Whether the information is the curvature of ``-log p`` itself."""
+    return information.dispatch(type(likelihood)) is information.dispatch(object)
+
+
+def derivatives(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``log p``, its slope and its information, as differentiable functions of the parameters, and of f if it is.
+
+    shape: (N,) each
+    """
+    with torch.enable_grad():
+        f = f if f.requires_grad else f.detach().requires_grad_()
+        value = log_density(likelihood, f, y)
+        slope = _derivative(value, f)
+        return value, slope, information(likelihood, f, slope)
+
+
+def curvature(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """``-d2 log p / df2``, which may be negative. shape: (N,)"""
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        return -_derivative(_derivative(log_density(likelihood, f, y), f), f).detach()
+
+
+def _derivative(value: Tensor, f: Tensor) -> Tensor:
+    """The derivative of every entry of `value` by the same entry of f; zero if it does not depend on f."""
+    if not value.requires_grad:
+        return torch.zeros_like(f)
+    (found,) = torch.autograd.grad(value.sum(), f, create_graph=True, allow_unused=True)
+    return torch.zeros_like(f) if found is None else found
+
+
+# -- which observations a likelihood can have --------------------------------------------------------------------------
+
+
+@singledispatch
+def _expected(likelihood: Likelihood, y: Tensor) -> tuple[Tensor, str]:
+    """Which observations are possible, and how to say so."""
+    return torch.ones_like(y, dtype=torch.bool), "finite numbers"
+
+
+@_expected.register
+def _(likelihood: BernoulliLikelihood, y: Tensor) -> tuple[Tensor, str]:
+    return (y == 0) | (y == 1), "0 or 1"
+
+
+@_expected.register(PoissonLikelihood)
+@_expected.register(NegativeBinomialLikelihood)
+def _(likelihood: Any, y: Tensor) -> tuple[Tensor, str]:
+    return (y >= 0) & (y == y.round()), "counts 0, 1, 2, .."
+
+
+@_expected.register
+def _(likelihood: BetaLikelihood, y: Tensor) -> tuple[Tensor, str]:
+    return (y > 0) & (y < 1), "shares between 0 and 1, both excluded"
+
+
+def check_targets(likelihood: Likelihood, y: Tensor) -> None:
+    """Raises a ValueError that names the first observation which the likelihood cannot have."""
+    possible, words = _expected(likelihood, y)
+    bad = ~(possible & y.isfinite())
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(
+            f"train_targets: observation {row} is {y[row].item():g}, expected {words} with a "
+            f"{type(likelihood).__name__}"
+        )

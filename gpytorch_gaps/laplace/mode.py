@@ -1,0 +1,190 @@
+"""The mode of the latent function, by Newton's method: every step is a regression on Gaussian pseudo-observations.
+
+    max_f  log p(y | f) - (f - m)' K^-1 (f - m) / 2,        f = m + K a
+
+At f, with the slopes g of ``log p`` and its information W, observations ``z = f + g / W`` with the noise ``D = 1 / W``
+have the posterior mean to which Newton's method goes (Flaxman et al. 2015):
+
+    (K + D) a = z - m
+
+A line search keeps the objective from decreasing. At the mode ``a = g``. What is left of that bounds the error of the
+mean everywhere, in its own standard deviations, by ``|D^(1/2) (a - g)|``.
+
+Where W is an expected information, steps use the curvature H of ``-log p`` where that is larger: with W alone, they
+would be too long where the data say more than expected.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpytorch_gaps.laplace.densities import curvature, derivatives, is_curvature, log_density
+from gpytorch_gaps.operators.inspect import grid_covariance
+from gpytorch_gaps.operators.noisy import NoisyGridOperator
+from gpytorch_gaps.posterior.train_covariance import wide_product
+from gpytorch_gaps.reports import NotConvergedWarning, one_report
+from gpytorch_gaps.solvers.config import SolveConfig
+
+_MAX_STEPS = 100
+_MAX_HALVINGS = 30
+_ENOUGH_OF_SLOPE = 1e-4  # share of the increase that the slope promises, for a step to be taken
+_SOLVE_SHARE = 0.1  # of the present error, that a solve may leave: Newton's steps are no better than that
+_LEAST_INFORMATION = 1e-8  # times the prior variance: noise beyond is the same as no observation
+
+
+@dataclass(frozen=True, eq=False)
+class LaplaceMode:
+    """The mode of the latent function at the observations, and the Gaussian observations that stand for the data.
+
+    :param weights: a, with the mean ``m(x) + k(x, X) a`` anywhere. shape: (N,)
+    :param latent: f = m + K a. shape: (N,)
+    :param targets: pseudo-observations z. shape: (N,)
+    :param noise: their variances D. shape: (N,)
+    :param objective: ``log p(y | f) - a' K a / 2``.
+    :param least: the least information that an observation is taken to have.
+    :param steps: steps of Newton's method.
+    :param error_in_std: bound on the error of the mean, in its own standard deviations.
+    :param converged: whether that is within the tolerance.
+    """
+
+    weights: Tensor
+    latent: Tensor
+    targets: Tensor
+    noise: Tensor
+    objective: float
+    least: float
+    steps: int
+    error_in_std: float
+    converged: bool
+
+
+def covariances(prior: MultivariateNormal) -> LinearOperator:
+    """The covariance of the latent function at the observations, evaluated."""
+    kernel = grid_covariance(prior.lazy_covariance_matrix)
+    if kernel.batch_shape:
+        raise ValueError(f"LaplaceGP: got a batch {tuple(kernel.batch_shape)} of models, expected one")
+    return kernel
+
+
+def noisy_covariance(kernel: LinearOperator, noise: Tensor) -> NoisyGridOperator:
+    """``K + D``, an operator of this package."""
+    noisy = kernel + DiagLinearOperator(noise.to(kernel.dtype))
+    if not isinstance(noisy, NoisyGridOperator):
+        raise ValueError(
+            f"LaplaceGP: covar_module: got a covariance of type {type(kernel).__name__}, expected a kernel with a "
+            "GappyGridKernel in it"
+        )
+    return noisy
+
+
+@torch.no_grad()
+def find_mode(
+    prior: MultivariateNormal,
+    likelihood: Likelihood,
+    y: Tensor,
+    config: SolveConfig,
+    tolerance: float,
+    start: Tensor | None = None,
+) -> LaplaceMode:
+    """The mode of the latent function.
+
+    :param prior: of the latent function at the observations.
+    :param y: observations. shape: (N,)
+    :param config: of the solves.
+    :param tolerance: error of the mean that may be left, in its standard deviations.
+    :param start: weights a to start from. shape: (N,)
+    """
+    newton = _Newton(prior, likelihood, y, config, tolerance)
+    found = newton.at(torch.zeros_like(newton.mean) if start is None else start.double())
+    if start is not None and not math.isfinite(found.objective):
+        found = newton.at(torch.zeros_like(newton.mean))
+    if not math.isfinite(found.objective):
+        raise ValueError(
+            f"LaplaceGP: log p(y | f) is {found.objective} at the prior mean, expected a finite number: try a constant "
+            "mean near the data, on the scale of the latent function"
+        )
+    with one_report():  # one line for all solves
+        while found.steps < _MAX_STEPS and found.error_in_std > tolerance:
+            better = newton.step(found)
+            if better is None:
+                break
+            found = better
+    found = replace(found, converged=found.error_in_std <= tolerance)
+    if not found.converged:
+        warnings.warn(
+            f"LaplaceGP: after {found.steps} steps of Newton's method the mean may be off by {found.error_in_std:.1e} of "
+            f"its own standard deviations, where {tolerance:.1e} were asked for. Try: more max_iterations, a mean "
+            "function near the data, or a larger mean_tolerance.",
+            NotConvergedWarning,
+            stacklevel=3,
+        )
+    return found
+
+
+class _Newton:
+    """The problem, and single steps."""
+
+    def __init__(
+        self, prior: MultivariateNormal, likelihood: Likelihood, y: Tensor, config: SolveConfig, tolerance: float
+    ) -> None:
+        self.kernel = covariances(prior).detach()
+        self.mean = prior.mean.detach().double()
+        self.likelihood, self.y, self.config, self.tolerance = likelihood, y.double(), config, tolerance
+        self.least = _LEAST_INFORMATION / float(self.kernel.diagonal(dim1=-1, dim2=-2).max())
+
+    def at(self, weights: Tensor, latent: Tensor | None = None, steps: int = 0) -> LaplaceMode:
+        """The state for some weights a; f is computed if it is not given."""
+        if latent is None:
+            latent = self.mean + wide_product(self.kernel, weights.unsqueeze(-1)).squeeze(-1)
+        value, slope, information = (part.detach() for part in derivatives(self.likelihood, latent, self.y))
+        noise = pseudo_noise(information, self.least).to(self.kernel.dtype).double()
+        error = float((noise.sqrt() * (weights - slope)).norm())
+        objective = float(value.sum() - 0.5 * weights @ (latent - self.mean))
+        return LaplaceMode(weights, latent, latent + noise * slope, noise, objective, self.least, steps, error, False)
+
+    def step(self, now: LaplaceMode) -> LaplaceMode | None:
+        """The next state; None if the objective cannot be increased."""
+        wanted = max(_SOLVE_SHARE * min(now.error_in_std, 1.0), 0.5 * self.tolerance)
+        config = self.config.replace(tolerance=max(self.config.tolerance, min(0.5, wanted)), mean_tolerance=wanted)
+        noise, slope = now.noise, (now.targets - now.latent) / now.noise
+        if not is_curvature(self.likelihood):
+            largest = torch.maximum(1.0 / noise, curvature(self.likelihood, now.latent, self.y))
+            noise = pseudo_noise(largest, self.least).to(self.kernel.dtype).double()
+        noisy = noisy_covariance(self.kernel, noise)
+        rhs = (now.latent + noise * slope - self.mean).unsqueeze(-1)
+        weights = noisy.solve_columns(rhs, config, guess=now.weights.unsqueeze(-1), of_data=True).solution.squeeze(-1)
+        latent = self.mean + wide_product(self.kernel, weights.unsqueeze(-1)).squeeze(-1)
+        share = self._line_search(now, slope, weights - now.weights, latent - now.latent)
+        if share is None:
+            return None
+        mixed = torch.lerp(now.weights, weights, share), torch.lerp(now.latent, latent, share)
+        return self.at(*mixed, steps=now.steps + 1)
+
+    def _line_search(self, now: LaplaceMode, slope: Tensor, weights: Tensor, latent: Tensor) -> float | None:
+        """The largest share 1, 1/2, 1/4, .. of a step that increases the objective enough.
+
+        :param slope: of ``log p`` at the present f.
+        :param weights: change of a.
+        :param latent: change of f.
+        """
+        promised = float((slope - now.weights) @ latent)
+        rounding = 1e-13 * abs(now.objective)
+        share = 1.0
+        for _ in range(_MAX_HALVINGS):
+            f, a = now.latent + share * latent, now.weights + share * weights
+            reached = float(log_density(self.likelihood, f, self.y).sum() - 0.5 * a @ (f - self.mean))
+            if reached >= now.objective + _ENOUGH_OF_SLOPE * share * promised - rounding:
+                return share
+            share /= 2.0
+        return None
+
+
+def pseudo_noise(information: Tensor, least: float) -> Tensor:
+    """``1 / W``, bounded where an observation says nothing. shape: (N,)"""
+    return information.clamp_min(least).reciprocal()
