@@ -55,9 +55,7 @@ def _(likelihood: StudentTLikelihood, f: Tensor, slope: Tensor) -> Tensor:
 def _(likelihood: BetaLikelihood, f: Tensor, slope: Tensor) -> Tensor:
     share = torch.sigmoid(f)
     alpha, beta = likelihood.scale * share + 1.0, likelihood.scale * (1.0 - share) + 1.0  # as GPyTorch has them
-    return (likelihood.scale * share * (1.0 - share)).square() * (
-        torch.polygamma(1, alpha) + torch.polygamma(1, beta)
-    )
+    return (likelihood.scale * share * (1.0 - share)).square() * (torch.polygamma(1, alpha) + torch.polygamma(1, beta))
 
 
 @information.register

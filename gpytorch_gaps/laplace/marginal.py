@@ -61,9 +61,9 @@ class LaplaceMarginalLogLikelihood(ExactMarginalLogLikelihood):
     """
 
     def __init__(self, likelihood: Likelihood, model: LaplaceGP) -> None:
-        MarginalLogLikelihood.__init__(self, likelihood, model)  # GPyTorch's own asks for a Gaussian likelihood
         if not isinstance(model, LaplaceGP):
             raise ValueError(f"model: got {type(model).__name__}, expected a LaplaceGP")
+        MarginalLogLikelihood.__init__(self, likelihood, model)  # GPyTorch's own asks for a Gaussian likelihood
 
     def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any) -> Tensor:
         """The approximate log marginal likelihood over the number of observations.

@@ -118,8 +118,8 @@ def find_mode(
     found = replace(found, converged=found.error_in_std <= tolerance)
     if not found.converged:
         warnings.warn(
-            f"LaplaceGP: after {found.steps} steps of Newton's method the mean may be off by {found.error_in_std:.1e} of "
-            f"its own standard deviations, where {tolerance:.1e} were asked for. Try: more max_iterations, a mean "
+            f"LaplaceGP: after {found.steps} steps of Newton's method the mean may be off by {found.error_in_std:.1e} "
+            f"of its own standard deviations, where {tolerance:.1e} were asked for. Try: more max_iterations, a mean "
             "function near the data, or a larger mean_tolerance.",
             NotConvergedWarning,
             stacklevel=3,
