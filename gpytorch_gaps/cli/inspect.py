@@ -107,8 +107,7 @@ class Inspection:
         if self.num_gaps == cells:
             return "there are no observations to fill the gaps from"
         if self.streamed:
-            why = "it is read in chunks" if self.chunked else "it is too large for a model in memory"
-            return f"piece by piece, without standard deviations: {why}"
+            return "piece by piece, without standard deviations: it is too large for a model in memory"
         return "in memory, as one exact model"
 
 

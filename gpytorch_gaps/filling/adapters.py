@@ -84,6 +84,9 @@ class ArrayAdapter(ABC):
         """A copy of all values: float64, NaN at gaps."""
         return self.read([np.arange(size) for size in self.shape])
 
+    def load(self) -> None:
+        """Computes an array that is read chunk by chunk, once. Results have its chunks."""
+
     @abstractmethod
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
         """A copy of the input with `values` in the `gaps` or, if `smooth`, wherever they are not NaN."""
@@ -159,10 +162,19 @@ class TensorAdapter(ArrayAdapter):
 class DataArrayAdapter(ArrayAdapter):
     def __init__(self, given: Any, axes: Axes, dataset: Any = None) -> None:
         self.chunked = given.chunks is not None
+        self._chunks: Any = None  # of results, once the array is loaded
         super().__init__(given, given.data if self.chunked else given.values, axes_of(given, axes, dataset))
 
+    def load(self) -> None:
+        if self.chunked:
+            self._chunks, self.given = dict(self.given.chunksizes), self.given.compute()
+            self.array, self.chunked = self.given.values, False
+
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
-        return self.given.copy(data=write_gaps(self.given.values, values, gaps, smooth))
+        return self._chunked(self.given.copy(data=write_gaps(self.given.values, values, gaps, smooth)))
+
+    def _chunked(self, result: Any) -> Any:
+        return result if self._chunks is None else result.chunk(self._chunks)
 
     def wrap_like_input(self, values: Any) -> Any:
         flags = values.dtype == bool
@@ -171,7 +183,7 @@ class DataArrayAdapter(ArrayAdapter):
         kept = {} if flags else {key: result.attrs[key] for key in ("units",) if key in result.attrs}
         result.attrs = {"long_name": f"gaps of {named}" if flags else f"standard deviation of {named}", **kept}
         result.encoding = {}
-        return result
+        return self._chunked(result)
 
 
 # -- pandas ------------------------------------------------------------------------------------------------------------

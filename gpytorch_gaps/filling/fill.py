@@ -59,9 +59,10 @@ def fill_gaps(
     are widened for the uncertainty of the hyperparameters.
 
     :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, or an xarray DataArray or
-        Dataset. Gaps are NaN or masked. The input is not modified. Chunked DataArrays (dask) and arrays of more than
-        four million cells are streamed through :func:`reconstruct` slab by slab, with a single product of kernels and
-        without standard deviations.
+        Dataset. Gaps are NaN or masked. The input is not modified. Arrays of more than four million cells are streamed
+        through :func:`reconstruct` slab by slab, with a single product of kernels and without standard deviations.
+        DataArrays in dask chunks give results in the same chunks: those of at most four million cells are computed, and
+        filled like any other array.
     :param axes: coordinates of each dimension: numbers, dates, strings, rows of several columns, or None for 0, 1, ..;
         or a mapping from names of dimensions to these, as names such as ``"lat"`` have a meaning. Default: the
         coordinates of `values`.
@@ -158,12 +159,13 @@ def fit_model(values: Any, axes: Axes = None, **options: Any) -> Any:
 
 
 def is_streamed(adapter: ArrayAdapter) -> bool:
-    """Whether ``fill_gaps`` streams the array, because it is chunked or too large for a model in memory."""
-    return adapter.chunked or math.prod(adapter.shape) > MAX_CELLS_IN_MEMORY
+    """Whether ``fill_gaps`` streams the array, because it is too large for a model in memory."""
+    return math.prod(adapter.shape) > MAX_CELLS_IN_MEMORY
 
 
 def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
     """Chooses a model of the array in memory and conditions it."""
+    adapter.load()
     numbers = _numbers(adapter)
     filling = _in_memory(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
     with _seeded(options.seed), settings.progress(options.progress):
@@ -181,6 +183,7 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     if is_streamed(adapter):
         filling = StreamedFilling(adapter, Targets(adapter, options), options)
     else:
+        adapter.load()
         numbers = _numbers(adapter)
         targets = Targets(adapter, options, np.isnan(numbers))
         gaps = np.isnan(numbers) & targets.rows(0, len(numbers))

@@ -38,6 +38,11 @@ class VariablesAdapter(ArrayAdapter):
         axes = [labels, *next(iter(self.by_name.values())).axes]
         super().__init__(given, np.stack([one.array for one in self.by_name.values()]), axes)
 
+    def load(self) -> None:
+        for one in self.by_name.values():
+            one.load()
+        self.chunked = False
+
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> dict[Hashable, Any]:
         columns = zip(self.by_name.items(), values, gaps, strict=True)
         return self._in_order({name: one.wrap_filled(own, gap, smooth) for (name, one), own, gap in columns})

@@ -1,4 +1,4 @@
-"""Filling slab by slab, of arrays that are too large for a model in memory or read in chunks, by `reconstruct`.
+"""Filling slab by slab, of arrays that are too large for a model in memory, by `reconstruct`.
 
 The held-out check runs `reconstruct` as well, on the grid or a part of it, without the withheld observations. The
 kernel is a single product. It is a squared exponential if a rougher kernel, which needs all of its eigenvectors, would
@@ -52,8 +52,8 @@ class StreamedFilling(Filling):
         if options.joint and adapter.units_differ:
             size = " x ".join(map(str, adapter.shape))
             raise ValueError(
-                f"joint: got {size} cells in chunks or too many for memory; expected at most four million, in memory: "
-                "call .load(), take a part, or leave joint out"
+                f"joint: got {size} cells, too many for memory; expected at most four million: take a part, or "
+                "leave joint out"
             )
         source = GridValues(adapter.axes, adapter.read, None if targets.are_all else targets.read)
         super().__init__(adapter, source, targets, options)

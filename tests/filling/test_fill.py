@@ -221,8 +221,32 @@ def test_dataset_of_two_variables_keeps_what_is_no_number():
 
 
 @pytest.mark.usefixtures("quick_choice")
-def test_chunked_arrays_are_streamed_and_stay_chunked():
+def test_small_chunked_arrays_are_filled_like_others_and_stay_chunked():
     dask = pytest.importorskip("dask.array")
+    data = data_array().chunk({"time": 7, "x": 9})
+    found, expected = (gaps.fill_gaps(one, **QUICK) for one in (data, data_array()))
+    for name in ("mean", "std", "gaps"):
+        result = getattr(found, name)
+        assert isinstance(result.data, dask.Array)
+        assert result.chunks == data.chunks
+        xr.testing.assert_identical(result.compute(), getattr(expected, name))
+    assert found.model is not None
+    assert found.report.std_method == expected.report.std_method
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_variables_in_chunks_are_filled_together():
+    pytest.importorskip("dask.array")
+    dataset = xr.Dataset({"a": data_array(), "b": data_array().transpose()})
+    found = gaps.fill_gaps(dataset.chunk({"time": 7}), joint=True, **QUICK)
+    assert found.std["b"].chunks == dataset["b"].chunk({"time": 7}).chunks
+    assert not bool(found.mean.isnull().any().to_dataarray().any())
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_large_chunked_arrays_are_streamed_and_stay_chunked(monkeypatch):
+    dask = pytest.importorskip("dask.array")
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
     data = data_array().chunk({"time": 7, "x": 9})
     found = gaps.fill_gaps(data, [T, T[:20]], steps=15, progress=False)
     assert isinstance(found.mean.data, dask.Array)

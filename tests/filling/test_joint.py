@@ -6,6 +6,7 @@ import pytest
 import xarray as xr
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.filling import fill as fill_module
 
 QUICK = {"steps": 10, "progress": False}
 SHAPE = (18, 16)
@@ -98,12 +99,12 @@ def test_variables_on_other_grids_or_without_variation_are_filled_by_themselves(
     assert len(models["sst"].train_targets) == int(data["sst"].count() + data["chl"].count())
 
 
-def test_joint_is_refused_where_it_means_nothing():
+def test_joint_is_refused_where_it_means_nothing(monkeypatch):
     data, _ = pair(0.8)
     with pytest.raises(ValueError, match="joint: got True with a DataArray, expected an xarray Dataset"):
         data["sst"].gaps.fill(joint=True)
     with pytest.raises(ValueError, match="joint: got 'yes', expected True or False"):
         data.gaps.fill(joint="yes")
-    pytest.importorskip("dask.array")
-    with pytest.raises(ValueError, match="joint: got 2 x 18 x 16 cells in chunks"):
-        data.chunk({"y": 6}).gaps.fill(joint=True, **QUICK)
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
+    with pytest.raises(ValueError, match="joint: got 2 x 18 x 16 cells, too many for memory"):
+        data.gaps.fill(joint=True, **QUICK)
