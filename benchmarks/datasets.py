@@ -1,4 +1,4 @@
-"""Public data sets with gaps, read from a folder of ``.npz`` files."""
+"""Public data sets with gaps, read from a folder of ``.npz`` and netCDF files."""
 
 import hashlib
 import os
@@ -8,12 +8,25 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .station_climate import StationClimate, synthetic_climate
 
-__all__ = ["FOLDER_VARIABLE", "Source", "StationClimate", "load_climate", "load_field", "sources", "synthetic_climate"]
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "Source",
+    "StationClimate",
+    "load_climate",
+    "load_dataset",
+    "load_field",
+    "sources",
+    "synthetic_climate",
+]
 
 FOLDER_VARIABLE = "GPYTORCH_GAPS_DATA"
 """The environment variable that names the folder of the data."""
@@ -83,12 +96,56 @@ _FIELDS = {
         made="Daily PM10 of 70 rural stations from 1998 to 2009 as (day, station), in micrograms per cubic metre.",
         arrays=("values", "date"),
     ),
+    "irish_wind": Source(
+        file="irish_wind.npz",
+        sha256="b79059eae90ebe95692997ae5e13945da2231a9ce94439401cba5418a7410535",
+        public="CRAN package gstat, data set wind",
+        url="https://cran.r-project.org/package=gstat",
+        licence="GPL (>= 2)",
+        made="The columns of the stations as (day, station), 1961 to 1978, in knots, with their names and the dates.",
+        arrays=("values", "station", "date"),
+    ),
+    **{
+        f"lcbench_{task}": Source(
+            file=f"lcbench_{task}.npz",
+            sha256=sha256,
+            public=f"GitHub jandylin/Latent-Kronecker-GPs, data/LCBench/{task}.npz",
+            url="https://github.com/jandylin/Latent-Kronecker-GPs",
+            licence="MIT",
+            made="X (configuration, hyperparameter) and Y (configuration, epoch), as they are.",
+            arrays=("X", "Y"),
+        )
+        for task, sha256 in (
+            ("adult", "b932e24665e8e939d1041dd388f0884f973ab22ea85077a672c20ffa82a389b9"),
+            ("higgs", "335f4ecf3eda60a6a8a6d348ec414d56fe05270d24d9f9c7c8eddbb9b8d7caf1"),
+        )
+    },
+}
+_DATASETS = {
+    "alboran_sst": Source(
+        file="alboran_sst.nc",
+        sha256="d1ccbab330642e47c9c23df046333ce2df2eb30c346acc4d3b806047ddc29e3b",
+        public="GitHub aida-alvera/DINEOF, SmallExample/alboranSST_small.nc",
+        url="https://github.com/aida-alvera/DINEOF",
+        licence="not stated",
+        made="The file, as it is: SST (time, lat, lon), ten days of May 2017, and mask (lat, lon), 1 at sea.",
+        arrays=("SST", "mask"),
+    ),
+    "sentinel2_ndvi_field": Source(
+        file="sentinel2_ndvi_field.nc",
+        sha256="6d4b045ad5900781ca46eae0cec72b61e17405e169908d6400e79b2babcb248d",
+        public="GitHub Open-EO/FuseTS, notebooks/FOSS4G/raw_s2_ndvi_field.nc",
+        url="https://github.com/Open-EO/FuseTS",
+        licence="Apache 2.0, as its LICENSE has it for all but one folder",
+        made="The file, as it is: NDVI, two bands and two masks (t, y, x), 33 dates of 2019.",
+        arrays=("NDVI",),
+    ),
 }
 
 
 def sources() -> dict[str, Source]:
     """The data sets that are known by name."""
-    return {**_CLIMATES, **_FIELDS}
+    return {**_CLIMATES, **_FIELDS, **_DATASETS}
 
 
 def load_climate(name_or_path: str | Path, folder: str | Path | None = None, verify: bool = True) -> StationClimate:
@@ -100,7 +157,7 @@ def load_climate(name_or_path: str | Path, folder: str | Path | None = None, ver
     """
     if isinstance(name_or_path, str) and name_or_path in sources():
         name = name_or_path
-        _require_one_of(_CLIMATES, "name_or_path", name, "load_field")
+        _require_one_of(_CLIMATES, "name_or_path", name)
         path = _known_file(name, folder, verify)
         arrays = _read(path, _CLIMATES[name].arrays)
     else:
@@ -135,8 +192,8 @@ def load_climate(name_or_path: str | Path, folder: str | Path | None = None, ver
 
 
 def load_field(name: str, folder: str | Path | None = None, verify: bool = True) -> dict[str, np.ndarray]:
-    """The arrays of a gridded data set of `sources`, not to be written to; `folder` and `verify` as of a climate."""
-    _require_one_of(_FIELDS, "name", name, "load_climate")
+    """The arrays of a grid or table of `sources`, not to be written to; `folder` and `verify` as of a climate."""
+    _require_one_of(_FIELDS, "name", name)
     path = _known_file(name, folder, verify)
     arrays = _read(path, _FIELDS[name].arrays)
     for key, array in arrays.items():
@@ -146,9 +203,22 @@ def load_field(name: str, folder: str | Path | None = None, verify: bool = True)
     return arrays
 
 
-def _require_one_of(known: dict[str, Source], argument: str, name: str, other: str) -> None:
+def load_dataset(name: str, folder: str | Path | None = None, verify: bool = True) -> "xarray.Dataset":
+    """A netCDF file of `sources` as xarray reads it, in memory; `folder` and `verify` as of a climate."""
+    import xarray  # an optional dependency
+
+    _require_one_of(_DATASETS, "name", name)
+    path = _known_file(name, folder, verify)
+    with xarray.open_dataset(path) as opened:
+        if missing := [key for key in _DATASETS[name].arrays if key not in opened]:
+            raise ValueError(f"{path}: no variable {', '.join(missing)}; got {list(opened)}")
+        return opened.load()
+
+
+def _require_one_of(known: dict[str, Source], argument: str, name: str) -> None:
     if name not in known:
-        hint = f"; that one is read by {other}" if name in sources() else ""
+        loaders = {"load_climate": _CLIMATES, "load_field": _FIELDS, "load_dataset": _DATASETS}
+        hint = "".join(f"; that one is read by {loader}" for loader, own in loaders.items() if name in own)
         raise ValueError(f"{argument}: got {name!r}; expected one of {list(known)}{hint}")
 
 

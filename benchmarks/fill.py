@@ -1,160 +1,139 @@
-"""``fill_gaps`` without options compared with common interpolation methods on real fields: RMSE at withheld cells.
+"""``fill_gaps`` without options compared with common methods on public data: errors, coverage, time and memory.
 
     GPYTORCH_GAPS_DATA=... python -m benchmarks.fill --json results/fill.json
 
-Cells are withheld at random and in blocks of the shape of clouds. ``fill_gaps`` uses all dimensions. The other methods
-would take hours in three dimensions and fill one month at a time: linear interpolation along rows, nearest neighbour,
-``scipy.interpolate.griddata`` (linear and cubic, nearest outside the hull) and biharmonic inpainting (scikit-image:
-``pip install 'gpytorch-gaps[benchmarks]'``). Linear interpolation in time is compared as well.
+Observations are withheld at random and in the shape of gaps: clouds over a field, runs of a station, ends of learning
+curves. Every method runs in a process of its own. CRPS of methods without error bars is their mean absolute error.
+Memory is what the process took beyond what it had at the start. Peers need ``pip install 'gpytorch-gaps[benchmarks]'``.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.interpolate import griddata
-from scipy.ndimage import gaussian_filter
+import torch
 
+from benchmarks._fill_data import PROBLEMS, Problem, problem
+from benchmarks._fill_peers import peers
+from benchmarks._fill_splits import SHAPES, withheld
 from benchmarks._machine import machine_facts
-from benchmarks.datasets import load_field
+from benchmarks._results import Child, described, markdown_table, number, run_capped
 from gpytorch_gaps import fill_gaps
+from gpytorch_gaps.posterior.scoring import score_errors
 
-Peer = Callable[[np.ndarray], np.ndarray]
-
-_RANDOM_SHARE, _CLOUDY_SHARE = 0.1, 0.15  # of the cells, withheld
-_CLOUD_CELLS = {"modis_lst": (12.0, 12.0), "sst_pacific": (2.0, 4.0, 6.0)}  # extent of a cloud along each axis
-
-
-def field_of(name: str, months: int | None) -> tuple[np.ndarray, list[np.ndarray]]:
-    arrays = load_field(name)
-    if name == "modis_lst":
-        return arrays["satellite"].astype(np.float64), [arrays["lat"], arrays["lon"]]
-    values, month = arrays["values"][:months], arrays["month_index"][:months]
-    return values.astype(np.float64), [month, arrays["lat"], arrays["lon"]]
+OURS = "fill_gaps"
+COLUMNS = ("method", "RMSE", "CRPS", "95 % coverage", "seconds", "CPU seconds", "GiB", "note")
 
 
-def withheld(values: np.ndarray, shape: str, cloud: tuple[float, ...], seed: int) -> np.ndarray:
-    """Flags of withheld observations: random cells, or clouds, where smoothed noise is largest."""
-    generator = np.random.default_rng(seed)
-    observed = ~np.isnan(values)
-    if shape == "random":
-        return observed & (generator.random(values.shape) < _RANDOM_SHARE)
-    height = gaussian_filter(generator.standard_normal(values.shape), cloud)
-    return observed & (height > np.quantile(height, 1 - _CLOUDY_SHARE))
+def predictions(given: Problem, seen: np.ndarray, method: str) -> tuple[np.ndarray, np.ndarray | None, str]:
+    """Mean and, if the method has one, standard deviation of every cell, and what the method says about itself."""
+    if method != OURS:
+        return peers(given)[method](given, seen), None, ""
+    arguments, options = given.arguments(seen)
+    found = fill_gaps(*arguments, **options, progress=False)
+    return np.asarray(found.mean), np.asarray(found.std), str(found.report)
 
 
-# -- other methods -----------------------------------------------------------------------------------------------------
+def measure(child: Child, given: Problem, shape: str, seed: int, method: str) -> None:
+    """Fills and scores, in a process of its own."""
+    held = withheld(given, shape, seed)
+    seen = np.where(held, np.nan, given.values)
+    warnings.simplefilter("ignore")
+    with child.clock():
+        started, cpu = time.perf_counter(), time.process_time()
+        mean, std, report = predictions(given, seen, method)
+        child.report(seconds=time.perf_counter() - started, cpu_seconds=time.process_time() - cpu)
+    error = (given.values - mean)[held]
+    facts: dict[str, Any] = {"rmse": float(np.sqrt(np.mean(error**2))), "crps": float(np.mean(np.abs(error)))}
+    if std is not None:
+        score = score_errors(torch.from_numpy(error), torch.from_numpy(std[held]))
+        facts |= {"crps": score.crps, "coverage": score.coverage}
+    child.report(**facts, report=report, outcome="done")
 
 
-def along(axis: int) -> Peer:
-    """Linear interpolation along one axis: constant beyond the ends, the overall mean in lines without observations."""
-
-    def fill(values: np.ndarray) -> np.ndarray:
-        lines = np.moveaxis(values, axis, -1)
-        places, result = np.arange(lines.shape[-1]), lines.copy()
-        for at in np.ndindex(lines.shape[:-1]):
-            known = ~np.isnan(lines[at])
-            result[at] = np.interp(places, places[known], lines[at][known]) if known.any() else np.nanmean(values)
-        return np.moveaxis(result, -1, axis)
-
-    return fill
-
-
-def scattered(method: str) -> Peer:
-    def fill(values: np.ndarray) -> np.ndarray:
-        known = ~np.isnan(values)
-        points, wanted = np.argwhere(known), np.argwhere(~known)
-        result = values.copy()
-        found = griddata(points, values[known], wanted, method)
-        outside = np.isnan(found)
-        if outside.any():
-            found[outside] = griddata(points, values[known], wanted[outside], "nearest")
-        result[~known] = found
-        return result
-
-    return fill
-
-
-def biharmonic(values: np.ndarray) -> np.ndarray:
-    from skimage.restoration import inpaint_biharmonic  # an optional dependency
-
-    return inpaint_biharmonic(np.nan_to_num(values), np.isnan(values))
-
-
-def month_by_month(fill: Peer) -> Peer:
-    return lambda values: fill(values) if values.ndim == 2 else np.stack([fill(one) for one in values])
-
-
-def peers(dimensions: int) -> dict[str, Peer]:
-    listed = {
-        "linear along rows": month_by_month(along(-1)),
-        "nearest neighbour": month_by_month(scattered("nearest")),
-        "griddata, linear": month_by_month(scattered("linear")),
-        "griddata, cubic": month_by_month(scattered("cubic")),
-        "biharmonic": month_by_month(biharmonic),
-    }
-    return {**listed, "linear in time": along(0)} if dimensions == 3 else listed
-
-
-# -- the table ---------------------------------------------------------------------------------------------------------
-
-
-def root_mean_square(errors: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(errors))))
-
-
-def compare(name: str, shape: str, options: argparse.Namespace) -> list[dict]:
-    values, axes = field_of(name, options.months)
-    held = withheld(values, shape, _CLOUD_CELLS[name], options.seed)
-    seen = np.where(held, np.nan, values)
+def compare(given: Problem, shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per method."""
+    held = int(withheld(given, shape, options.seed).sum())
+    wanted = tuple(options.methods or [""])
+    listed = [name for name in (OURS, *peers(given)) if name.startswith(wanted)]
     rows = []
-    for peer, fill in peers(values.ndim).items():
-        started = time.perf_counter()
-        error = root_mean_square((fill(seen) - values)[held])
-        rows.append({"method": peer, "rmse": error, "seconds": time.perf_counter() - started})
-    started = time.perf_counter()
-    found = fill_gaps(seen, axes, progress=not options.quiet, std=not options.mean_only, check=not options.mean_only)
-    seconds = time.perf_counter() - started
-    errors = (found.mean - values)[held]
-    rows.append({"method": "fill_gaps", "rmse": root_mean_square(errors), "seconds": seconds})
-    if found.std is not None:
-        rows[-1]["coverage"] = float(np.mean(np.abs(errors) < 1.96 * found.std[held]))
-    rows[-1]["report"] = found.report.as_dict()
-    print(f"\n{name}, {shape}: {held.sum():,} of {np.isfinite(values).sum():,} observations withheld")
+    for method in listed:
+        facts = run_capped(measure, given, shape, options.seed, method, cap=options.cap, memory_gib=options.memory)
+        rows.append({"data": given.name, "withheld": shape, "count": held, "method": method, **facts})
+        if options.verbose and facts.get("report"):
+            print(f"\n{given.name}, {shape}\n{facts['report']}", flush=True)
+    return rows
+
+
+def table(given: Problem, shape: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Measured rows, the best first, then published figures."""
+    measured = sorted(rows, key=lambda row: row.get("rmse", np.inf))
+    lines = [
+        [
+            f"**{row['method']}**" if row["method"] == OURS else row["method"],
+            number(row.get("rmse"), ".4g"),
+            number(row.get("crps"), ".4g"),
+            number(row.get("coverage"), ".1%"),
+            number(row.get("seconds"), ".1f"),
+            number(row.get("cpu_seconds"), ".1f"),
+            number(row["memory_gib"] - row["before_gib"] if "memory_gib" in row else None, ".2f"),
+            "" if row["outcome"] == "done" else " ".join([row["outcome"], row.get("note", "")]).strip(),
+        ]
+        for row in measured
+    ]
+    published = [
+        [name, f"{rmse:.4g}", *[""] * 5, "published"] for (name, of), rmse in given.published.items() if of == shape
+    ]
+    observed = int(np.isfinite(given.values).sum())
+    head = f"### {given.name}, {shape}: {rows[0]['count']:,} of {observed:,} observations withheld"
+    return f"{head}\n\n{markdown_table(COLUMNS, [*lines, *published])}"
+
+
+def best_everywhere(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether no method has a smaller RMSE than ``fill_gaps`` anywhere."""
+    smallest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        covered = f"{row['coverage']:>10.1%}" if "coverage" in row else ""
-        print(f"{row['method']:<20}{row['rmse']:>9.4f}{row['seconds']:>9.1f} s{covered}")
-    print(found.report, flush=True)
-    return [{"data": name, "withheld": shape, **row} for row in rows]
+        key = (row["data"], row["withheld"])
+        smallest[key] = min(smallest.get(key, row), row, key=lambda one: one.get("rmse", np.inf))
+    return all(row["method"] == OURS for row in smallest.values())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 0 if ``fill_gaps`` is best in every table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", choices=list(_CLOUD_CELLS), default=list(_CLOUD_CELLS))
-    parser.add_argument("--withheld", nargs="+", choices=["random", "clouds"], default=["random", "clouds"])
-    parser.add_argument("--months", type=int, help="use only the first months of sst_pacific")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--mean-only",
-        action="store_true",
-        help="without standard deviations and the held-out check, which withholds data from training",
-    )
-    parser.add_argument("--quiet", action="store_true", help="without progress bars")
-    options = parser.parse_args(arguments)
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shapes = sorted({shape for listed in SHAPES.values() for shape in listed})
+    made.add_argument("--data", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
+    made.add_argument("--withheld", nargs="+", choices=shapes, default=shapes)
+    made.add_argument("--methods", nargs="+", help="beginnings of names, such as fill_gaps or griddata. Default: all")
+    made.add_argument("--small", action="store_true", help="parts of the data of some thousand cells")
+    made.add_argument("--seed", type=int, default=0, help="of what is withheld")
+    made.add_argument("--cap", type=float, default=1800.0, help="seconds that a method may take")
+    made.add_argument("--memory", type=float, default=12.0, help="GiB that a method may take")
+    made.add_argument("--verbose", action="store_true", help="print the reports of fill_gaps")
+    made.add_argument("--json", type=Path)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table per data set and shape. Returns 0 if ``fill_gaps`` is best in every one."""
+    options = parser().parse_args(arguments)
     facts = machine_facts()
-    print(", ".join(f"{key}: {value}" for key, value in facts.items()))
-    print(f"{'method':<20}{'RMSE':>9}{'time':>11}{'95 % cover':>10}")
-    rows = [row for name in options.data for shape in options.withheld for row in compare(name, shape, options)]
+    print(described(facts), flush=True)
+    rows: list[dict[str, Any]] = []
+    for name in options.data:
+        given = problem(name, options.small)
+        for shape in SHAPES[given.kind]:
+            if shape in options.withheld:
+                rows += (added := compare(given, shape, options))
+                print(f"\n{table(given, shape, added)}", flush=True)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1))
-    best = {(row["data"], row["withheld"]): row for row in sorted(rows, key=lambda row: -row["rmse"])}
-    return 0 if all(row["method"] == "fill_gaps" for row in best.values()) else 1
+        options.json.write_text(json.dumps({"machine": facts, "seed": options.seed, "rows": rows}, indent=1) + "\n")
+    return 0 if best_everywhere(rows) else 1
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import gpytorch_gaps as gaps
-from benchmarks.datasets import StationClimate, load_climate, load_field, sources, synthetic_climate
+from benchmarks.datasets import StationClimate, load_climate, load_dataset, load_field, sources, synthetic_climate
 
 CLIMATES, FIELDS = ["trentino_daily", "colorado_monthly"], ["modis_lst", "sst_pacific"]
+TABLES = ["german_pm10", "irish_wind", "lcbench_adult", "lcbench_higgs"]
+DATASETS = ["alboran_sst", "sentinel2_ndvi_field"]
 FOLDER = os.environ.get("GPYTORCH_GAPS_DATA")
 needs_data = pytest.mark.skipif(FOLDER is None, reason="GPYTORCH_GAPS_DATA names no folder of data")
 
@@ -70,9 +72,9 @@ def climate(**changes):
 
 
 def test_every_source_is_told_in_full():
-    assert list(sources()) == CLIMATES + FIELDS
-    for source in sources().values():
-        assert source.file.endswith(".npz")
+    assert list(sources()) == CLIMATES + FIELDS + TABLES + DATASETS
+    for name, source in sources().items():
+        assert source.file.endswith(".nc" if name in DATASETS else ".npz")
         assert re.fullmatch("[0-9a-f]{64}", source.sha256)
         assert source.url.startswith("https://")
         assert all((source.public, source.licence, source.made, source.arrays))
@@ -82,7 +84,7 @@ def test_every_source_is_told_in_full():
 
 def test_the_table_is_the_callers_own():
     sources().clear()
-    assert len(sources()) == 4
+    assert len(sources()) == 10
 
 
 # -- climates ----------------------------------------------------------------------------------------------------------
@@ -212,7 +214,9 @@ def test_a_name_that_is_not_known(tmp_path):
         load_climate("modis_lst", tmp_path)
     with pytest.raises(ValueError, match=r"name: got 'trentino_daily'; expected one of .*read by load_climate"):
         load_field("trentino_daily", tmp_path)
-    with pytest.raises(ValueError, match=r"name: got 'mars'; expected one of \['modis_lst', 'sst_pacific'\]$"):
+    with pytest.raises(ValueError, match=r"name: got 'alboran_sst'; expected one of .*read by load_dataset"):
+        load_field("alboran_sst", tmp_path)
+    with pytest.raises(ValueError, match=r"name: got 'mars'; expected one of \['modis_lst', .*\]$"):
         load_field("mars", tmp_path)
 
 
@@ -244,6 +248,36 @@ def test_a_field_that_lacks_arrays_or_is_infinite_is_refused(tmp_path, name):
     save(path, without(first, "lat")(arrays))
     with pytest.raises(ValueError, match=f"no array {first}, lat; expected"):
         load_field(name, tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_round_trips(tmp_path, name):
+    given = {key: np.arange(6.0).reshape(3, 2) for key in sources()[name].arrays}
+    save(tmp_path / sources()[name].file, given)
+    loaded = load_field(name, tmp_path, verify=False)
+    assert loaded.keys() == given.keys()
+    for key, array in given.items():
+        np.testing.assert_array_equal(loaded[key], array)
+
+
+def test_a_netcdf_file_is_read_as_xarray_reads_it(tmp_path):
+    xr = pytest.importorskip("xarray")
+    given = xr.Dataset(
+        {
+            "SST": (("time", "lat"), np.array([[1.0, np.nan], [2.0, 3.0]])),
+            "mask": (("lat",), np.array([1.0, 0.0])),
+        },
+        {"time": np.array(["2017-05-14", "2017-05-15"], "datetime64[ns]"), "lat": [34.0, 35.0]},
+    )
+    given.to_netcdf(tmp_path / "alboran_sst.nc")
+    xr.testing.assert_equal(load_dataset("alboran_sst", tmp_path, verify=False), given)
+    with pytest.warns(UserWarning, match="its SHA-256 is"):
+        load_dataset("alboran_sst", tmp_path)
+    given[["SST"]].to_netcdf(tmp_path / "alboran_sst.nc")
+    with pytest.raises(ValueError, match="no variable mask; got"):
+        load_dataset("alboran_sst", tmp_path, verify=False)
+    with pytest.raises(FileNotFoundError, match="no file sentinel2_ndvi_field"):
+        load_dataset("sentinel2_ndvi_field", tmp_path)
 
 
 # -- what a climate must be --------------------------------------------------------------------------------------------
