@@ -116,17 +116,21 @@ def check_withheld(
     part: Part,
     withheld: Withheld,
     options: Options,
+    noise: float,
     some_gaps: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> Check:
     """Predicts the withheld observations of a part of a grid.
 
     :param model: a model of the part without the hidden observations.
+    :param noise: the variance of the noise of measurements, beside known errors.
     :param some_gaps: flags of gaps whose variance is computed as well.
     :param mean: predictions of the withheld observations, if they come from elsewhere.
     """
     cells = [np.argwhere(flags) for flags in (withheld.scored, some_gaps) if flags is not None]
-    predicted = predict_measurements(model, coordinates(part.axes, np.concatenate(cells)), options)
+    where = np.concatenate(cells)
+    known = 0.0 if part.noise is None else torch.from_numpy(part.noise[tuple(where.T)])
+    predicted = predict_measurements(model, coordinates(part.axes, where), options, noise + known)
     count = len(cells[0])
     in_gaps = float(predicted.variance[count:].mean()) if len(predicted.mean) > count else None
     predicted = predicted.at(slice(count))
@@ -143,10 +147,16 @@ def sample_gaps(gaps: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return flags.reshape(gaps.shape)
 
 
-def predict_measurements(model: FillModel, x: Tensor, options: Options) -> Predicted:
-    """Predictions of measurements, by the method that fills gaps."""
-    prediction = Prediction(model, x.to(model.train_targets.device), options, quick=True)
-    noise = model.likelihood.noise.detach()
+def predict_measurements(
+    model: FillModel, x: Tensor, options: Options, noise: Tensor | float | None = None
+) -> Predicted:
+    """Predictions of measurements, by the method that fills gaps.
+
+    :param noise: variance of the noise at the points. Default: that of the model.
+    """
+    device = model.train_targets.device
+    prediction = Prediction(model, x.to(device), options, quick=True)
+    noise = model.likelihood.noise.detach() if noise is None else torch.as_tensor(noise, device=device)
     variance = prediction.variance(_MAX_VARIANCE_SAMPLES) + noise
     draws = prediction.draws(_MANY_DRAWS if prediction.is_factorized else _FEW_DRAWS)
     draws = draws + noise.sqrt() * torch.randn_like(draws)

@@ -22,6 +22,7 @@ from gpytorch_gaps.filling.model import (
     ProductTerm,
     TrendMean,
     make_model,
+    with_known_noise,
 )
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, Window, choose_windows, whole_window
@@ -45,7 +46,7 @@ class ChosenModel:
 
     @property
     def noise(self) -> float:
-        """The variance of the noise."""
+        """The variance of the noise that was learned, beside known errors."""
         return float(self.learned.likelihood.noise.detach())
 
     def conditioned(self, part: Part, device: torch.device | None = None) -> FillModel:
@@ -53,7 +54,11 @@ class ChosenModel:
         grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in part.axes])
         y = torch.from_numpy(part.values).to(device).flatten()
         index = (~y.isnan()).nonzero().squeeze(-1)
-        model = make_model(grid, index, y[index], self.learned.terms, self.learned.likelihood, self.mean)
+        likelihood = self.learned.likelihood
+        if part.noise is not None:
+            known = torch.from_numpy(part.noise).to(device).flatten()
+            likelihood = with_known_noise(self.noise, known[index], elsewhere=float(known.median()))
+        model = make_model(grid, index, y[index], self.learned.terms, likelihood, self.mean)
         return model.to(device)
 
 
@@ -77,7 +82,9 @@ def choose_model(
     observed = ~np.isnan(part.values)
     density = float(np.mean(observed))
     few = whole and np.count_nonzero(observed) <= 1.2 * MAX_WINDOW_OBSERVATIONS
-    windows = [whole_window(part.values)] if few else choose_windows(source, NUM_WINDOWS, generator, density)
+    windows = (
+        [whole_window(part.values, part.noise)] if few else choose_windows(source, NUM_WINDOWS, generator, density)
+    )
     if sum(map(len, windows)) < 2:
         raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
     given = options.kernels_of(axes)
@@ -100,6 +107,8 @@ def choose_model(
         for i, (axis, own) in enumerate(zip(axes, given, strict=True))
     ]
     floor = NOISE_FLOOR if whole and np.count_nonzero(observed) <= MANY_OBSERVATIONS else NOISE_FLOOR_OF_MANY
+    if part.noise is not None:  # known errors are noise as well
+        floor = max(NOISE_FLOOR, floor - float(part.noise[observed].min()) / variance)
     listed = candidates(KernelTask(axes, variance, periods, correlations, given, limits, cycles))
     data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape))
     learned = learn(listed, data, options.steps, options.progress)

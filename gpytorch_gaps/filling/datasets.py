@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
-from gpytorch_gaps.filling.joint import VariablesAdapter
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.report import Filled
+from gpytorch_gaps.filling.variables import VariablesAdapter
 
+_BESIDE = ("where", "noise")  # options that are arrays on the grid of the values
 _MIN_OBSERVATIONS = 3  # of a variable that is filled with others: its scale is that of its observations
 
 
@@ -92,10 +93,18 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     Variables with the same dimensions, in any order, have the same coordinates, those of the Dataset. A variable
     without gaps informs the others. One without variation cannot.
     """
+    beside = {key: getattr(options, key) for key in _BESIDE if getattr(options, key) is not None}
+    named = [name for given in beside.values() for name in _names(given)]
     numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
-    numeric = [name for name in numeric if not isinstance(options.where, str) or name != options.where]
+    numeric = [name for name in numeric if name not in named]
     if not numeric:
         raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
+    own = {key: {name: _of_variable(dataset, name, given, key) for name in numeric} for key, given in beside.items()}
+    if len(numeric) > 1 and "noise" in own and not isinstance(options.noise, Mapping):
+        raise ValueError(
+            f"noise: got one for all of {', '.join(map(str, numeric))}, which differ in units; expected a mapping from "
+            "names of variables"
+        )
     by_grid: dict[Hashable, list[Hashable]] = {}
     for name in numeric:
         by_grid.setdefault(_grid(dataset[name]) if options.joint else name, []).append(name)
@@ -103,12 +112,12 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     for names in by_grid.values():
         if len(names) > 1 and (options.smooth or any(bool(dataset[name].isnull().any()) for name in names)):
             by_axis = {key: _of_variables(getattr(options, key)) for key in ("kernels", "periods", "max_gap")}
-            masks = {name: _mask_for(dataset, name, options.where) for name in names}
-            together = replace(options, where=None if options.where is None else masks, **by_axis)
-            groups.append(Group({name: dataset[name] for name in names}, together, dataset))
+            together: Any = own | by_axis
+            groups.append(Group({name: dataset[name] for name in names}, replace(options, **together), dataset))
         else:
-            alone = {name: replace(options, where=_mask_for(dataset, name, options.where)) for name in names}
-            groups += [Group({name: dataset[name]}, own, dataset) for name, own in alone.items()]
+            for name in names:
+                alone = {key: by_name[name] for key, by_name in own.items()}
+                groups.append(Group({name: dataset[name]}, replace(options, **alone), dataset))
     return groups
 
 
@@ -118,13 +127,20 @@ def _grid(variable: Any) -> Hashable:
     return frozenset(variable.dims) if is_informative else variable.name
 
 
-def _mask_for(dataset: Any, name: Hashable, where: Any) -> Any:
-    """The mask of one variable: a variable of the Dataset, an entry of a mapping, or one for all."""
-    if isinstance(where, str):
-        if where not in dataset:
-            raise ValueError(f"where: got {where!r}, expected one of {list(map(str, dataset.variables))}")
-        return dataset[where]
-    return where.get(name) if isinstance(where, Mapping) else where
+def _names(given: Any) -> list[str]:
+    """The variables of the Dataset that an option names, by itself or in a mapping by variable."""
+    entries = given.values() if isinstance(given, dict) else [given]
+    return [one for one in entries if isinstance(one, str)]
+
+
+def _of_variable(dataset: Any, name: Hashable, given: Any, argument: str) -> Any:
+    """An option for one variable: its entry in a mapping, or one for all; either may be a variable of the Dataset."""
+    own = given.get(name) if isinstance(given, Mapping) else given
+    if not isinstance(own, str):
+        return own
+    if own not in dataset:
+        raise ValueError(f"{argument}: got {own!r}, expected one of {list(map(str, dataset.variables))}")
+    return dataset[own]
 
 
 def _of_variables(given: Any) -> Any:

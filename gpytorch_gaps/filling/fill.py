@@ -16,13 +16,14 @@ from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
 from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.index_grid import is_a
-from gpytorch_gaps.filling.joint import JointFilling, VariablesAdapter
+from gpytorch_gaps.filling.joint import JointFilling
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.report import Filled, FillReport
 from gpytorch_gaps.filling.streamed import StreamedFilling
 from gpytorch_gaps.filling.targets import Targets
+from gpytorch_gaps.filling.variables import VariablesAdapter
 
 MAX_CELLS_IN_MEMORY = 4_000_000
 """Arrays with more cells are streamed."""
@@ -48,6 +49,7 @@ def fill_gaps(
     progress: bool = True,
     where: Any = None,
     max_gap: Any = None,
+    noise: Any = None,
 ) -> Filled:
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
@@ -92,6 +94,10 @@ def fill_gaps(
         (an integer) or a length with a unit (``"5 days"``, ``"0.5 degrees"``, ``"10 units"``, a timedelta). Cells of a
         longer run, along any of these axes, stay gaps. Lengths with a unit are measured as by ``interpolate_na`` of
         xarray: between the observations on both sides.
+    :param noise: known errors of the measurements: one standard deviation, or an array of them like `values`. NaN is
+        allowed in gaps, where a measurement is taken to have the error that is given there, or else the median of the
+        others. Further noise is learned, which may be next to none. For a Dataset, a mapping from names of variables
+        to these, or to the names of the variables that have them. Streamed values have one standard deviation.
     :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
@@ -128,6 +134,7 @@ def fill_gaps(
         progress=progress,
         where=where,
         max_gap=max_gap,
+        noise=noise,
     )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):

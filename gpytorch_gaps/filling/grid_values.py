@@ -24,13 +24,14 @@ _PARTS_COMPARED = 4
 class Part:
     """A block of a grid: `positions` along each axis, without steps, its own `axes`, and `values`, NaN at gaps.
 
-    `targets` flags the gaps that are to be filled.
+    `targets` flags the gaps that are to be filled, `noise` has the known variances of measurement errors.
     """
 
     positions: Positions
     axes: Sequence[Axis]
     values: np.ndarray
     targets: np.ndarray
+    noise: np.ndarray | None = None
 
     @property
     def corner(self) -> np.ndarray:
@@ -45,18 +46,24 @@ class Part:
 class GridValues:
     """Values on a grid with these `axes`; ``read(positions)`` returns a copy of a part, NaN at gaps.
 
-    ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all.
+    ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all. `noise` has the known variances
+    of measurement errors, also of those that a measurement in a gap would have.
     """
 
     axes: Sequence[Axis]
     read: Callable[[Positions], np.ndarray]
     may_fill: Callable[[Positions], np.ndarray] | None = None
+    noise: np.ndarray | None = None
 
     @classmethod
     def in_memory(
-        cls, numbers: np.ndarray, axes: Sequence[Axis], may_fill: Callable[[Positions], np.ndarray] | None = None
+        cls,
+        numbers: np.ndarray,
+        axes: Sequence[Axis],
+        may_fill: Callable[[Positions], np.ndarray] | None = None,
+        noise: np.ndarray | None = None,
     ) -> "GridValues":
-        return cls(axes, partial(_block, numbers), may_fill)  # results that hold it can be pickled
+        return cls(axes, partial(_block, numbers), may_fill, noise)  # results that hold it can be pickled
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,7 +74,9 @@ class GridValues:
         axes = [axis.at(p) for axis, p in zip(self.axes, positions, strict=True)]
         values = self.read(positions)
         targets = np.isnan(values)
-        return Part(positions, axes, values, targets if self.may_fill is None else targets & self.may_fill(positions))
+        if self.may_fill is not None:
+            targets &= self.may_fill(positions)
+        return Part(positions, axes, values, targets, None if self.noise is None else self.noise[np.ix_(*positions)])
 
     def whole(self) -> Part:
         """All values."""

@@ -1,10 +1,12 @@
 """Filling with an exact model of the whole grid in memory: mean and standard deviations."""
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
@@ -15,6 +17,7 @@ from gpytorch_gaps.filling.cycles import fit_cycles
 from gpytorch_gaps.filling.estimates import fit_mean, label_scales, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
+from gpytorch_gaps.filling.known_noise import known_variances
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
@@ -38,7 +41,11 @@ class InMemoryFilling(Filling):
     def __init__(self, adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options) -> None:
         self.scales = label_scales(numbers, adapter.axes, always=adapter.units_differ)
         self.numbers = numbers if self.scales is None else numbers / self.scales
-        source = GridValues.in_memory(self.numbers, adapter.axes, None if targets.are_all else targets.read)
+        noise = None if options.noise is None else known_variances(adapter, options.noise, numbers)
+        if noise is not None and self.scales is not None:
+            noise = noise / self.scales**2
+        may_fill = None if targets.are_all else targets.read
+        source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise)
         super().__init__(adapter, source, targets, options)
         self.unknown = np.isnan(numbers)
         self.gaps = self.unknown & targets.rows(0, len(numbers))
@@ -63,7 +70,7 @@ class InMemoryFilling(Filling):
         mean = fit_mean(axes, *sample_observations(others, self.generator), self.options.trend, cycles)
         some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator)
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
-        return check_withheld(model, self.part, withheld, self.options, some_gaps)
+        return check_withheld(model, self.part, withheld, self.options, chosen.noise, some_gaps)
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
         options, unknown, gaps = self.options, self.unknown, self.gaps
@@ -76,9 +83,10 @@ class InMemoryFilling(Filling):
         mean[where] = prediction.mean.cpu().numpy()
         if options.std:
             with self.stopwatch("standard deviations"):
-                variance = prediction.variance() + (0.0 if options.smooth else chosen.noise)
+                noise = 0.0 if options.smooth else torch.as_tensor(self._noise(chosen, where))
+                variance = prediction.variance().cpu() + noise
             std = np.where(unknown, np.nan, 0.0)
-            std[where] = variance.clamp_min(0.0).sqrt().cpu().numpy() * widening(int((~unknown).sum()))
+            std[where] = variance.clamp_min(0.0).sqrt().numpy() * widening(int((~unknown).sum()))
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
         report = self._reports(chosen, check, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
@@ -101,10 +109,12 @@ class InMemoryFilling(Filling):
         unknown, gaps = self.unknown, self.gaps
         gap_variance = None if check is None else check.gap_variance
         if std is not None and gaps.any():
-            gap_variance = self._mean_square(std[gaps], chosen)
-        notes = self._notes(int((~unknown).sum()))
+            gap_variance = self._mean_square(std, gaps, chosen)
+        noise_std, notes = self._about_noise(chosen, ~unknown)
+        notes += self._notes(int((~unknown).sum()))
         if self.scales is not None:
             notes.append(_SCALED_NOTE)
+        about |= {"noise_std": noise_std}
         num_gaps, num_left = int(gaps.sum()), int((unknown & ~gaps).sum())
         return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
 
@@ -112,9 +122,25 @@ class InMemoryFilling(Filling):
         """The factor by which standard deviations are multiplied, or an array of those of several variables."""
         return check.calibration
 
-    def _mean_square(self, std: np.ndarray, chosen: ChosenModel) -> float:
+    def _noise(self, chosen: ChosenModel, cells: np.ndarray) -> np.ndarray:
+        """Variances of the errors of measurements in these cells, flags of the grid."""
+        known = self.source.noise
+        return chosen.noise + (np.zeros(int(cells.sum())) if known is None else known[cells])
+
+    def _mean_square(self, std: np.ndarray, cells: np.ndarray, chosen: ChosenModel) -> float:
         """Mean square of the errors of measurements that these standard deviations stand for."""
-        return float(np.mean(std**2)) + (chosen.noise if self.options.smooth else 0.0)
+        return float(np.mean(std[cells] ** 2)) + (self._noise(chosen, cells).mean() if self.options.smooth else 0.0)
+
+    def _about_noise(self, chosen: ChosenModel, cells: np.ndarray, unit: float = 1.0) -> tuple[float, list[str]]:
+        """The standard deviation of the noise of the measurements in these cells, in the median, and what is known."""
+        typical = unit * math.sqrt(float(np.median(self._noise(chosen, cells))))
+        if self.source.noise is None:
+            return typical, []
+        known = unit * math.sqrt(float(np.median(self.source.noise[cells])))
+        learned = unit * math.sqrt(chosen.noise)
+        return typical, [
+            f"errors of measurements are as given, {known:.3g} in the median; more noise was learned, {learned:.3g}"
+        ]
 
     def _notes(self, num_observed: int) -> list[str]:
         wider = widening(num_observed)

@@ -1,9 +1,10 @@
 """Hyperparameters from windows: Adam maximizes the sum of the exact log-likelihoods of the windows.
 
-    log p = Σ_w log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I)
+    log p = Σ_w log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I + D_w)
 
-Windows are treated as independent, which only costs precision of the estimate. Candidate kernels are compared by short
-runs on a few windows, the best of them by longer runs, and the winner is trained on all windows.
+D_w has the known variances of the errors of measurements, if there are any. Windows are treated as independent, which
+only costs precision of the estimate. Candidate kernels are compared by short runs on a few windows, the best of them by
+longer runs, and the winner is trained on all windows.
 """
 
 import math
@@ -82,6 +83,7 @@ class WindowTensors:
     index: Tensor
     y: Tensor
     residual: Tensor
+    noise: Tensor
 
     @classmethod
     def of(cls, window: Window, axes: Sequence[Axis], mean: TrendMean) -> "WindowTensors":
@@ -90,7 +92,7 @@ class WindowTensors:
         picks = [torch.eye(size, dtype=torch.float64)[c] for size, c in zip(grid.shape, columns, strict=True)]
         index = grid.ravel(columns)
         points = grid.points(index)
-        return cls(grid, picks, points, index, window.values, window.values - mean(points))
+        return cls(grid, picks, points, index, window.values, window.values - mean(points), window.noise)
 
     def covariance(self, kernel: Kernel, axes: Sequence[int]) -> Tensor:
         """The covariance of the observations, for a kernel on an axis or a block of axes. shape: (N, N)"""
@@ -126,7 +128,7 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
 
     def _covariance(self, window: WindowTensors) -> Tensor:
         """shape: (N, N)"""
-        covariance = self.likelihood.noise * torch.eye(len(window.y), dtype=torch.float64)
+        covariance = torch.diag(self.likelihood.noise + window.noise)
         for term in self._terms:
             factors = map(window.covariance, term.kernels, term.blocks)
             covariance = covariance + term.scale * math.prod(factors, start=torch.ones(()))

@@ -136,6 +136,17 @@ def make_likelihood(variance: float, floor: float = NOISE_FLOOR, share: float = 
     return likelihood
 
 
+def with_known_noise(learned: float, known: Tensor, elsewhere: float) -> GappyGridLikelihood:
+    """Noise of which a part was known: its variance at each observation is ``learned + known``.
+
+    :param elsewhere: the known part at points that are no observations.
+    """
+    variances = learned + known
+    if bool((known == known[0]).all()):  # a single one keeps all methods of solution
+        variances = variances[:1]
+    return GappyGridLikelihood(noise=variances, noise_elsewhere=learned + elsewhere)
+
+
 def make_model(
     grid: CartesianGrid,
     index: Tensor,

@@ -24,6 +24,7 @@ class Options:
     trend: bool = True
     smooth: bool = False
     joint: bool = False
+    noise: Any = None
     std: bool = True
     check: bool = True
     steps: int = 40

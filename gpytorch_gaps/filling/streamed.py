@@ -20,6 +20,7 @@ from gpytorch_gaps.filling.candidates import KernelLimits
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
 from gpytorch_gaps.filling.grid_values import GridValues, region_around
 from gpytorch_gaps.filling.holdout import Withheld
+from gpytorch_gaps.filling.known_noise import same_variances
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
@@ -55,7 +56,8 @@ class StreamedFilling(Filling):
                 f"joint: got {size} cells, too many for memory; expected at most four million: take a part, or "
                 "leave joint out"
             )
-        source = GridValues(adapter.axes, adapter.read, None if targets.are_all else targets.read)
+        noise = None if options.noise is None else same_variances(options.noise, adapter.shape)
+        source = GridValues(adapter.axes, adapter.read, None if targets.are_all else targets.read, noise)
         super().__init__(adapter, source, targets, options)
         self._bound = 0.0  # on length-scales, in cells
 
@@ -69,7 +71,7 @@ class StreamedFilling(Filling):
         while True:
             limits = KernelLimits(one_term=True, shortest_cells=self._bound)
             chosen = choose_model(seen, part, options, self.generator, limits)
-            needed = math.prod(_ranks(chosen, axes, options)) * 8 * _WEIGHT_VECTORS
+            needed = math.prod(_ranks(chosen, axes, self._noise(chosen), options)) * 8 * _WEIGHT_VECTORS
             if needed <= options.memory:
                 return chosen
             if all_given or self._bound > max(shape):
@@ -94,7 +96,7 @@ class StreamedFilling(Filling):
         rows = result.slab(int(inside[0][0]), int(inside[0][-1]) + 1).cpu().numpy()
         mean = rows[np.ix_(np.arange(len(rows)), *inside[1:])][withheld.scored]
         model = chosen.conditioned(part.without(withheld.hidden))
-        return check_withheld(model, part, withheld, self.options, some_gaps, mean)
+        return check_withheld(model, part, withheld, self.options, chosen.noise, some_gaps, mean)
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
         with self.stopwatch("mean"):
@@ -104,7 +106,8 @@ class StreamedFilling(Filling):
         num_gaps, num_left = math.prod(self.source.shape) - result.report.num_train, 0
         if not self.targets.are_all:
             num_gaps, num_left = self.targets.count()
-        report = self._report(chosen, check, gap_variance, self._notes(), num_gaps, num_left, solve=result.report)
+        about = {"noise_std": math.sqrt(self._noise(chosen)), "solve": result.report}
+        report = self._report(chosen, check, gap_variance, self._notes(), num_gaps, num_left, **about)
         return Filled(mean, None, gaps, None, report)
 
     def _notes(self) -> list[str]:
@@ -114,12 +117,16 @@ class StreamedFilling(Filling):
             notes.append(f"only smooth kernels were tried{bound}, to fit in {self.options.memory / 2**30:.3g} GiB")
         return notes
 
+    def _noise(self, chosen: ChosenModel) -> float:
+        """The variance of the errors of measurements."""
+        return chosen.noise + (0.0 if self.source.noise is None else float(self.source.noise.flat[0]))
+
     def _reconstruct(self, values: Any, axes: Iterable[Axis], chosen: ChosenModel) -> Reconstruction:
         return reconstruct(
             values,
             [axis.points for axis in axes],
             _kernels(chosen),
-            chosen.noise,
+            self._noise(chosen),
             mean=float(chosen.mean.constant),
             tolerance=self.options.tolerance,
             memory=self.options.memory,
@@ -180,7 +187,7 @@ def _kernels(chosen: ChosenModel) -> list[Kernel]:
     return [first.double(), *list(term.kernels)[1:]]
 
 
-def _ranks(chosen: ChosenModel, axes: Sequence[Axis], options: Options) -> list[float]:
+def _ranks(chosen: ChosenModel, axes: Sequence[Axis], noise: float, options: Options) -> list[float]:
     """Number of eigenvectors that each axis needs, before any value is read.
 
     The spectrum of a long axis of m points is estimated from n of them, whose eigenvalues are about ``n / m`` times the
@@ -194,7 +201,7 @@ def _ranks(chosen: ChosenModel, axes: Sequence[Axis], options: Options) -> list[
             spectra.append(torch.linalg.eigvalsh(kernel(some).to_dense()) * (axis.size / len(some)))
     largest = [float(values[-1]) for values in spectra]
     share = truncation_level(options.tolerance, math.prod(axis.size for axis in axes))
-    level = max(share * chosen.noise, _ROUNDING * math.prod(largest))
+    level = max(share * noise, _ROUNDING * math.prod(largest))
     ranks = []
     for number, (axis, values) in enumerate(zip(axes, spectra, strict=True)):
         others = math.prod(largest[:number] + largest[number + 1 :])

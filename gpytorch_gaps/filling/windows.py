@@ -23,19 +23,24 @@ _FULL_ENOUGH = 0.6  # share of the possible observations at which a place is acc
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """`positions` along each axis, and the observed cells of their product: `cells` (N, d) and `values` (N,)."""
+    """`positions` along each axis, and the observed cells of their product: `cells` (N, d) and `values` (N,).
+
+    `noise` (N,) has the known variances of their errors, zero if none are known.
+    """
 
     positions: list[np.ndarray]
     cells: Tensor
     values: Tensor
+    noise: Tensor
 
     def __len__(self) -> int:
         return len(self.values)
 
 
-def whole_window(values: np.ndarray) -> Window:
-    """All observations of a small grid."""
-    return _window([np.arange(size) for size in values.shape], values, math.inf, np.random.default_rng(0))
+def whole_window(values: np.ndarray, noise: np.ndarray | None = None) -> Window:
+    """All observations of a small grid, and the known variances of their errors."""
+    positions = [np.arange(size) for size in values.shape]
+    return _window(positions, values, noise, math.inf, np.random.default_rng(0))
 
 
 def choose_windows(
@@ -67,7 +72,8 @@ def choose_windows(
                 _some(m, n, at, generator) if label else _stretch(m, n, step, at, generator)
                 for m, n, step, at, label in zip(size, sides, stride, cell, labels, strict=True)
             ]
-            window = _window(positions, source.read(positions), MAX_WINDOW_OBSERVATIONS, generator)
+            noise = None if source.noise is None else source.noise[np.ix_(*positions)]
+            window = _window(positions, source.read(positions), noise, MAX_WINDOW_OBSERVATIONS, generator)
             if best is None or len(window) > len(best):
                 best = window
             if len(best) >= _FULL_ENOUGH * min(MAX_WINDOW_OBSERVATIONS, density * math.prod(sides)):
@@ -97,14 +103,21 @@ def _stretch(size: int, count: int, stride: int, through: int | None, generator:
     return np.arange(start, min(size, start + reach), stride)
 
 
-def _window(positions: list[np.ndarray], values: np.ndarray, most: float, generator: np.random.Generator) -> Window:
+def _window(
+    positions: list[np.ndarray],
+    values: np.ndarray,
+    noise: np.ndarray | None,
+    most: float,
+    generator: np.random.Generator,
+) -> Window:
     """The window of the observed cells, or of `most` of them."""
     cells = np.argwhere(~np.isnan(values))
     if len(cells) > most:
         cells = cells[np.sort(generator.permutation(len(cells))[: int(most)])]
     observed = values[tuple(cells.T)]
+    known = np.zeros(len(cells)) if noise is None else noise[tuple(cells.T)]
     # positions without observations would only make kernel matrices larger
     used = [np.unique(column, return_inverse=True) for column in cells.T]
     positions = [p[places] for p, (places, _) in zip(positions, used, strict=True)]
     cells = np.stack([where for _, where in used], axis=1)
-    return Window(positions, torch.from_numpy(cells), torch.from_numpy(observed))
+    return Window(positions, *map(torch.from_numpy, (cells, observed, known)))

@@ -31,9 +31,10 @@ class GappyGridLikelihood(GaussianLikelihood):
     the kernel before it adds the noise, so that GPyTorch solves with the operators of this package.
 
     At test points, the noise is that of their level or, if variances were given, that of the observation at the same
-    point. For other test points, pass it: ``likelihood(posterior, noise=...)``.
+    point. For other test points, pass it: ``likelihood(posterior, noise=...)``, or give `noise_elsewhere`.
 
     :param noise: known variances: one number, or one for each observation. Default: the noise is learned.
+    :param noise_elsewhere: the variance at test points that are no observations, if one was given for each of these.
     :param noise_axis: learn one variance for every level of this axis of `grid`, such as one per output or station.
         The fill-gaps method applies as for a single variance.
     :param grid: the grid; required with `noise_axis`.
@@ -57,6 +58,7 @@ class GappyGridLikelihood(GaussianLikelihood):
         noise: ArrayLike | Tensor | None = None,
         noise_axis: int | None = None,
         *,
+        noise_elsewhere: float | None = None,
         grid: CartesianGrid | None = None,
         noise_prior: Prior | None = None,
         noise_constraint: Interval | None = None,
@@ -74,6 +76,7 @@ class GappyGridLikelihood(GaussianLikelihood):
         _GaussianLikelihoodBase.__init__(self, noise_model)
         self.noise_axis = None if noise_axis is None or grid is None else noise_axis % len(grid.axes)
         self.grid = grid if noise_axis is not None else None
+        self.noise_elsewhere = noise_elsewhere
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any) -> None:
         if self.grid is not None:
@@ -174,6 +177,10 @@ class GappyGridLikelihood(GaussianLikelihood):
             return self.noise_covar(shape=shape)
         points = covariance.points
         where = None if points is None else first_equal_row(points.train_x, points.x)
+        if where is not None and self.noise_elsewhere is not None:
+            known = given[..., where.clamp_min(0)]
+            variances = torch.where(where < 0, torch.full_like(known, self.noise_elsewhere), known)
+            return DiagLinearOperator(variances.expand(*shape[:-1], shape[-1]))
         if where is None or bool((where < 0).any()):
             raise ValueError(
                 "noise: variances were given for the observations only, and a test point is not one of them; expected "

@@ -212,7 +212,7 @@ def test_large_arrays_are_streamed_with_a_mask(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"where": np.ones(3)}, "where: got a mask of the shape"),
+        ({"where": np.ones(3)}, "where: got an array of the shape"),
         ({"where": np.array(["a"] * 10)}, "where: got <U1, expected flags or numbers"),
         ({"where": xr.DataArray(np.ones(14), dims="z")}, "where: got the dimensions"),
         ({"where": xr.DataArray(np.ones(14), {"y": np.arange(14) + 0.5}, "y")}, "where: its coordinates differ"),

@@ -321,6 +321,14 @@ def test_given_noise_at_training_cells_in_any_order():
         assert torch.allclose(diagonal_of(likelihood(latent), latent), noise[order])
 
 
+def test_given_noise_may_have_a_variance_elsewhere():
+    noise = given()
+    likelihood = GappyGridLikelihood(noise, noise_elsewhere=0.7)
+    latent = posterior(model_of(likelihood), torch.cat([TRAIN[:2], dense.randn(3, 3)]))
+    expected = torch.cat([noise[:2], noise.new_full((3,), 0.7)])
+    assert torch.allclose(diagonal_of(likelihood(latent), latent), expected)
+
+
 def test_given_noise_elsewhere_is_refused():
     noise = given()
     likelihood = GappyGridLikelihood(noise)
