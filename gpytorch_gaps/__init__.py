@@ -4,6 +4,7 @@ Public names are imported on first use (PEP 562): ``import gpytorch_gaps`` loads
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from gpytorch_gaps.filling.accessor import register_with_xarray
@@ -11,9 +12,11 @@ from gpytorch_gaps.filling.accessor import register_with_xarray
 if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and editors
     from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
     from gpytorch_gaps import plot as plot
+    from gpytorch_gaps.filling.evaluation import DistanceScore, Evaluation
     from gpytorch_gaps.filling.fill import fill_gaps
+    from gpytorch_gaps.filling.filled import Filled
     from gpytorch_gaps.filling.points import Estimate
-    from gpytorch_gaps.filling.report import Filled, FillReport
+    from gpytorch_gaps.filling.report import FillReport
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
     from gpytorch_gaps.kernels import GappyGridKernel, SphereKernel, preconditioned_ski
@@ -44,7 +47,9 @@ __all__ = [
     "ApproximateVarianceWarning",
     "CalibrationWarning",
     "CartesianGrid",
+    "DistanceScore",
     "Estimate",
+    "Evaluation",
     "FillReport",
     "Filled",
     "FitError",
@@ -86,9 +91,11 @@ _HOMES = {
     "ApproximateVarianceWarning": "reports",
     "CalibrationWarning": "reports",
     "CartesianGrid": "grid.cartesian",
+    "DistanceScore": "filling.evaluation",
     "Estimate": "filling.points",
+    "Evaluation": "filling.evaluation",
     "FillReport": "filling.report",
-    "Filled": "filling.report",
+    "Filled": "filling.filled",
     "FitError": "training.history",
     "GappyGridKernel": "kernels",
     "GappyGridLikelihood": "likelihoods",
@@ -125,6 +132,7 @@ _HOMES = {
 }
 
 register_with_xarray()
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the user configures logging
 
 
 def __dir__() -> list[str]:

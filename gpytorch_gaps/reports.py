@@ -1,11 +1,6 @@
-"""What a solve did: method, iterations, residual of the *original* system, and who wants to know.
+"""What a solve did: method, iterations, residual of the *original* system, and who wants to know."""
 
->>> with record_solves() as solves:
-...     pass
->>> len(solves), solves.logdets
-(0, [])
-"""
-
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,6 +11,10 @@ from typing import Any
 import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
+
+from gpytorch_gaps.utils.html import fields_table
+
+_logger = logging.getLogger(__name__)
 
 
 class ApproximateVarianceWarning(NumericalWarning):
@@ -82,6 +81,9 @@ class SolveReport:
     def __repr__(self) -> str:
         return f"<SolveReport {self}>"
 
+    def _repr_html_(self) -> str:
+        return fields_table(self)
+
     def __str__(self) -> str:
         state = "converged" if self.converged else "NOT CONVERGED"
         rank = f", rank {self.rank}" if self.rank else ""
@@ -123,12 +125,11 @@ class LogdetReport:
 
 @dataclass(frozen=True, eq=False)
 class VarianceReport:
-    """The variances of a posterior, once worked out.
+    """The variances of a posterior.
 
-    `error`, in the units of the variance, one a point: for ``"exact"`` a bound, from the tolerance, the residuals that
-    were reached and the rounding of what cancels where variances are far below the prior's; for the others
-    what 95 % of points stay within, judged by some exact ones (``"low_rank"``) or by the number of samples
-    (``"pathwise"``: about two standard errors).
+    `error` has one entry per point, in the units of the variance. For ``"exact"`` it is a bound, from the tolerance,
+    the residuals and rounding. For the others, 95 % of points stay within it, judged by some exact variances
+    (``"low_rank"``) or by the number of samples (``"pathwise"``: about two standard errors).
 
     >>> report = VarianceReport("exact", torch.zeros(2), seconds=0.0)
     >>> print(report)
@@ -150,19 +151,15 @@ class VarianceReport:
         samples = f", {self.num_samples} samples" if self.num_samples else ""
         largest = float(self.error.max()) if self.error.numel() else 0.0
         why = f" ({self.reason})" if self.reason else ""
-        return (
-            f"{self.method} variances of {self.error.size(-1)} points{rank}{samples}: error up to {largest:.1e}, "
-            f"{self.seconds:.3g} s{why}"
-        )
+        points = f"{self.error.size(-1)} points{rank}{samples}"
+        return f"{self.method} variances of {points}: error up to {largest:.1e}, {self.seconds:.3g} s{why}"
 
 
 class SolveRecord(list[SolveReport]):
     """The solves of a block, in order; its log-determinants in `logdets`, variances of posteriors in `variances`.
 
-    >>> with record_solves() as solves:
-    ...     pass
-    >>> len(solves), solves.logdets, solves.variances
-    (0, [], [])
+    >>> SolveRecord().logdets
+    []
     """
 
     def __init__(self) -> None:
@@ -255,7 +252,7 @@ _together: list[Together] = []
 
 @contextmanager
 def one_report() -> Iterator[Together]:
-    """Has the solves of the block reported as one, at its end: columns that are solved for some at a time."""
+    """Reports the solves of the block as one at its end: columns that are solved for some at a time."""
     together = Together()
     _together.append(together)
     try:
@@ -270,6 +267,7 @@ def report_solve(report: SolveReport, advice: str) -> None:
     if _together:
         _together[-1].add(report, advice)
         return
+    _logger.debug("solve: %s", report)
     for record in _recorders:
         record.append(report)
     warn_not_converged(report, advice)
@@ -290,10 +288,12 @@ def warn_not_converged(report: SolveReport, advice: str) -> None:
 
 
 def report_logdet(report: LogdetReport) -> None:
+    _logger.debug("log-determinant: %s", report)
     for record in _recorders:
         record.logdets.append(report)
 
 
 def report_variance(report: VarianceReport) -> None:
+    _logger.debug("variances: %s", report)
     for record in _recorders:
         record.variances.append(report)

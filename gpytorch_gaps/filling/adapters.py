@@ -84,7 +84,7 @@ class ArrayAdapter(ABC):
         """A copy of all values: float64, NaN at gaps."""
         return self.read([np.arange(size) for size in self.shape])
 
-    def load(self) -> None:
+    def load(self) -> None:  # noqa: B027  only chunked arrays have something to load
         """Computes an array that is read chunk by chunk, once. Results have its chunks."""
 
     @abstractmethod

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.report import Filled
 from gpytorch_gaps.filling.variables import VariablesAdapter
 
 _BESIDE = ("where", "noise")  # options that are arrays on the grid of the values

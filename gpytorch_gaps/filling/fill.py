@@ -1,8 +1,6 @@
 """``fill_gaps``: the gaps of any array filled in one call."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +11,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.filling.axes import Axes
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
+from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.index_grid import is_a
@@ -20,7 +19,8 @@ from gpytorch_gaps.filling.joint import JointFilling
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
-from gpytorch_gaps.filling.report import Filled, FillReport
+from gpytorch_gaps.filling.predict import seeded
+from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.streamed import StreamedFilling
 from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.filling.variables import VariablesAdapter
@@ -175,7 +175,7 @@ def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
     adapter.load()
     numbers = _numbers(adapter)
     filling = _in_memory(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
-    with _seeded(options.seed), settings.progress(options.progress):
+    with seeded(options.seed), settings.progress(options.progress):
         return filling.condition(filling.choose_model())
 
 
@@ -198,21 +198,13 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
         if notes:
             return _constant(adapter, numbers, gaps, options, notes)
         filling = _in_memory(adapter, numbers, targets, options)
-    with _seeded(options.seed):
+    with seeded(options.seed):
         chosen = filling.choose_model()
         check = filling.check_model(chosen)
         result = filling.predict(chosen, check)
     if isinstance(filling, InMemoryFilling):
         result = replace(result, _fitted=Fitted(filling, chosen, check, result.model))
     return result
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds torch inside the block, and restores the user's random state."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def _numbers(adapter: ArrayAdapter) -> np.ndarray:

@@ -13,7 +13,7 @@ from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.joint import JointFilling
 from gpytorch_gaps.filling.model import FillModel
-from gpytorch_gaps.filling.predict import Prediction, widening
+from gpytorch_gaps.filling.predict import Prediction, seeded, widening
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,23 +62,32 @@ class Fitted:
         if self.variable is not None:
             points = [np.full((len(points[0]), 1), float(self.variable)), *points]
         x = torch.from_numpy(np.concatenate(points, axis=1)).to(self.model.train_targets.device)
-        prediction = Prediction(self.model, x, self.filling.options)
-        variance = prediction.variance().clamp_min(0.0) + (self.chosen.noise if noise else 0.0)
-        unit = self._at_labels(self.filling.scales, points)
-        std = variance.sqrt().cpu().numpy() * self._stretch(points)
+        options = self.filling.options
+        with seeded(options.seed):  # of variances from samples
+            prediction = Prediction(self.model, x, options)
+            variance = prediction.variance().clamp_min(0.0) + (self._noise if noise else 0.0)
+        codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # of labels; others are not used
+        unit = _at_labels(self.filling.scales, codes)
+        wider = widening(int((~self.filling.unknown).sum()))
+        std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
         return prediction.mean.cpu().numpy() * unit, std * unit
 
-    def _stretch(self, points: Sequence[np.ndarray]) -> np.ndarray | float:
-        """The factor on standard deviations at some points, which is that of the gaps."""
-        calibration = None if self.check is None else self.filling.calibration(self.check)
-        return self._at_labels(calibration, points) * widening(int((~np.isnan(self.filling.numbers)).sum()))
+    @property
+    def _noise(self) -> float:
+        """The variance of the error of a measurement: the noise that was learned, and known errors in the median."""
+        known = self.filling.source.noise
+        return self.chosen.noise + (0.0 if known is None else float(np.median(known[~self.filling.unknown])))
 
-    def _at_labels(self, factors: np.ndarray | float | None, points: Sequence[np.ndarray]) -> np.ndarray | float:
-        """Factors at some points, from an array of size one along all axes but those of labels; 1 for None."""
-        if factors is None or isinstance(factors, float):
-            return 1.0 if factors is None else factors
-        codes = [
-            own[:, 0].round().astype(int) if size > 1 else np.zeros(len(own), int)
-            for own, size in zip(points, factors.shape, strict=True)
-        ]
-        return factors[tuple(codes)]
+    def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:
+        """The factor by which the held-out check calibrates standard deviations at positions (Q, d) of the grid."""
+        return _at_labels(None if self.check is None else self.filling.calibration(self.check), positions)
+
+
+def _at_labels(factors: np.ndarray | float | None, positions: np.ndarray) -> np.ndarray | float:
+    """Factors at some positions, from an array of size one along all axes but those of labels; 1 for None.
+
+    Positions along other axes are not used.
+    """
+    if not isinstance(factors, np.ndarray):
+        return 1.0 if factors is None else factors
+    return factors[tuple(positions.T % np.array(factors.shape)[:, None])]

@@ -15,6 +15,7 @@ from gpytorch_gaps.filling.candidates import goes_by_fft
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
 from gpytorch_gaps.filling.cycles import fit_cycles
 from gpytorch_gaps.filling.estimates import fit_mean, label_scales, sample_observations
+from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.known_noise import known_variances
@@ -22,7 +23,6 @@ from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
-from gpytorch_gaps.filling.report import Filled
 from gpytorch_gaps.filling.targets import Targets
 
 _SCALED_NOTE = (

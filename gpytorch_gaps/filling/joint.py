@@ -31,7 +31,7 @@ class JointFilling(InMemoryFilling):
         names, unknown, gaps = list(self.adapter.by_name), self.unknown, self.gaps
         reports = {}
         for number, name in enumerate(names):
-            unit = self._unit(number)
+            unit = self.unit(number)
             own = None if check is None else self._check_of(check, number, unit)
             inside = self._cells_of(number)
             wanted = gaps & inside
@@ -56,7 +56,7 @@ class JointFilling(InMemoryFilling):
         factors = np.array([1.0 if own is None else own.calibration for own in checks])
         return factors.reshape(-1, *[1] * (self.numbers.ndim - 1))
 
-    def _unit(self, variable: int) -> float:
+    def unit(self, variable: int) -> float:
         """The standard deviation by which a variable was divided."""
         return 1.0 if self.scales is None else float(self.scales[variable].item())
 

@@ -1,5 +1,6 @@
 """The steps of a filling that are the same in memory and streamed."""
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -13,11 +14,14 @@ from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, stated_error
 from gpytorch_gaps.filling.choose import ChosenModel
+from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, choose_part
 from gpytorch_gaps.filling.holdout import Withheld, withhold
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.report import Filled, FillReport
+from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.targets import Targets
+
+_logger = logging.getLogger(__name__)
 
 _AXIS_MATRICES = 3  # covariance matrices of the longest axis that are in memory at once
 
@@ -54,14 +58,20 @@ class Filling(ABC):
         self.withheld = withhold(self.part.values, self.generator, self.part.targets) if self.options.check else None
         seen = self.source if self.withheld is None else self.source.without(self.part, self.withheld.scored)
         with self.stopwatch("training"):
-            return self._choose(seen)
+            chosen = self._choose(seen)
+        _logger.info(
+            "kernel: %s; noise %.3g; %s", chosen.learned.name, math.sqrt(chosen.noise), "; ".join(chosen.notes)
+        )
+        return chosen
 
     def check_model(self, chosen: ChosenModel) -> Check | None:
         """Predicts the withheld observations from the others; None if none are withheld."""
         if self.withheld is None:
             return None
         with self.stopwatch("held-out check"):
-            return self._check(chosen, self.withheld)
+            check = self._check(chosen, self.withheld)
+        _logger.info("withheld observations: %s", check.score)
+        return check
 
     @abstractmethod
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
@@ -123,4 +133,6 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+            spent = time.perf_counter() - started
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+            _logger.info("%s: %.3g s", phase, spent)

@@ -107,6 +107,14 @@ def prediction_settings(options: Options, looser: float = 1.0) -> Iterator[None]
         yield
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch inside the block, and restores the user's random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def ignore_sparse_warning() -> None:
     """Torch warns about the sparse tensors of the IndexKernel of labels."""
     warnings.filterwarnings("ignore", message="Sparse invariant checks")

@@ -18,13 +18,13 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.candidates import KernelLimits
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
+from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, region_around
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.known_noise import same_variances
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
-from gpytorch_gaps.filling.report import Filled
 from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.reconstruction.inputs import truncation_level
 from gpytorch_gaps.reconstruction.reconstruct import reconstruct

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import ravel, unravel
 from gpytorch_gaps.utils.checks import read_tensor, refuse_entries, refuse_repeats, to_common_dtype
+from gpytorch_gaps.utils.html import table
 from gpytorch_gaps.utils.tensors import first_equal_row
 
 
@@ -161,6 +162,13 @@ class CartesianGrid(torch.nn.Module):
     def extra_repr(self) -> str:
         columns = f"{self.num_columns} column{'s' if self.num_columns > 1 else ''}"
         return f"{' x '.join(map(str, self.shape))}, {columns}, {str(self.dtype).removeprefix('torch.')}"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for number, axis in enumerate(self.axes):
+            first, last = (", ".join(f"{entry:g}" for entry in axis[at].tolist()) for at in (0, -1))
+            rows.append((f"axis {number}", f"{len(axis):,}", first, last))
+        return table(rows, ("", "points", "first", "last"), f"CartesianGrid, {self.num_cells:,} cells")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         for i, axis in enumerate(self.axes):  # all axes are checked before any is replaced
