@@ -17,6 +17,7 @@ from gpytorch_gaps.filling.axes import Axes, Axis
 from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.index_grid import is_a, unstacked
 from gpytorch_gaps.filling.xarray_axes import axes_of
+from gpytorch_gaps.utils.conventions import FLAG_ATTRIBUTES, LIMIT_ATTRIBUTES, valid_limits, where_valid
 from gpytorch_gaps.utils.dtypes import is_gap, to_dtype, write_where
 
 
@@ -48,6 +49,8 @@ class ArrayAdapter(ABC):
 
     array: Any
     axes: list[Axis]
+    limits: tuple[float, float] | None = None  # of valid values; filled ones are clipped to them
+    notes: tuple[str, ...] = ()  # what the report says about the array
     chunked = False  # whether the array is read chunk by chunk (dask)
     units_differ = False  # whether each label has units of its own
 
@@ -160,9 +163,20 @@ class TensorAdapter(ArrayAdapter):
 
 
 class DataArrayAdapter(ArrayAdapter):
+    """Values outside of the valid limits of CF attributes are gaps. Flags are refused: they cannot be averaged."""
+
     def __init__(self, given: Any, axes: Axes, dataset: Any = None) -> None:
-        self.chunked = given.chunks is not None
+        flags = [name for name in FLAG_ATTRIBUTES if name in given.attrs]
+        if flags:
+            raise ValueError(f"values: {given.name} has {flags[0]}, so it holds flags; expected numbers")
         self._chunks: Any = None  # of results, once the array is loaded
+        self.chunked, self.limits, num_given = given.chunks is not None, valid_limits(given), None
+        if self.limits is not None:
+            num_given = None if self.chunked else int(given.count())
+            given = where_valid(given)
+        if num_given is not None and (num_invalid := num_given - int(given.count())):
+            names = ", ".join(name for name in LIMIT_ATTRIBUTES if name in given.attrs)
+            self.notes = (f"{num_invalid:,} values outside of {names} are gaps",)
         super().__init__(given, given.data if self.chunked else given.values, axes_of(given, axes, dataset))
 
     def load(self) -> None:
@@ -171,6 +185,7 @@ class DataArrayAdapter(ArrayAdapter):
             self.array, self.chunked = self.given.values, False
 
     def wrap_filled(self, values: np.ndarray, gaps: np.ndarray, smooth: bool) -> Any:
+        values = values if self.limits is None else values.clip(*self.limits)
         return self._chunked(self.given.copy(data=write_gaps(self.given.values, values, gaps, smooth)))
 
     def _chunked(self, result: Any) -> Any:

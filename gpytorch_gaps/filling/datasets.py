@@ -7,11 +7,13 @@ from typing import Any
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.filling.filled import Filled
+from gpytorch_gaps.filling.masks import ignoring
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.variables import VariablesAdapter
+from gpytorch_gaps.utils.conventions import holds_numbers
 
-_BESIDE = ("where", "noise")  # options that are arrays on the grid of the values
+_BESIDE = ("where", "noise", "untrusted")  # options that are arrays on the grid of the values
 _MIN_OBSERVATIONS = 3  # of a variable that is filled with others: its scale is that of its observations
 
 
@@ -95,8 +97,7 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     """
     beside = {key: getattr(options, key) for key in _BESIDE if getattr(options, key) is not None}
     named = [name for given in beside.values() for name in _names(given)]
-    numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims]
-    numeric = [name for name in numeric if name not in named]
+    numeric = [name for name, held in dataset.data_vars.items() if holds_numbers(held) and name not in named]
     if not numeric:
         raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
     own = {key: {name: _of_variable(dataset, name, given, key) for name in numeric} for key, given in beside.items()}
@@ -105,6 +106,9 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
             f"noise: got one for all of {', '.join(map(str, numeric))}, which differ in units; expected a mapping from "
             "names of variables"
         )
+    for name, flags in own.pop("untrusted", {}).items():
+        dataset = dataset if flags is None else dataset.assign({name: ignoring(dataset[name], flags)})
+    options = replace(options, untrusted=None)
     by_grid: dict[Hashable, list[Hashable]] = {}
     for name in numeric:
         by_grid.setdefault(_grid(dataset[name]) if options.joint else name, []).append(name)

@@ -16,11 +16,13 @@ from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.index_grid import is_a
 from gpytorch_gaps.filling.joint import JointFilling
+from gpytorch_gaps.filling.masks import ignoring
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
 from gpytorch_gaps.filling.predict import seeded
 from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.sentinels import warn_of_sentinels
 from gpytorch_gaps.filling.streamed import StreamedFilling
 from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.filling.variables import VariablesAdapter
@@ -50,6 +52,7 @@ def fill_gaps(
     where: Any = None,
     max_gap: Any = None,
     noise: Any = None,
+    untrusted: Any = None,
 ) -> Filled:
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
@@ -94,6 +97,7 @@ def fill_gaps(
         (an integer) or a length with a unit (``"5 days"``, ``"0.5 degrees"``, ``"10 units"``, a timedelta). Cells of a
         longer run, along any of these axes, stay gaps. Lengths with a unit are measured as by ``interpolate_na`` of
         xarray: between the observations on both sides.
+    :param untrusted: a mask of observations that are not believed, given as `where` is: they are gaps, and filled.
     :param noise: known errors of the measurements: one standard deviation, or an array of them like `values`. NaN is
         allowed in gaps, where a measurement is taken to have the error that is given there, or else the median of the
         others. Further noise is learned, which may be next to none. For a Dataset, a mapping from names of variables
@@ -135,6 +139,7 @@ def fill_gaps(
         where=where,
         max_gap=max_gap,
         noise=noise,
+        untrusted=untrusted,
     )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):
@@ -146,7 +151,7 @@ def fill_gaps(
                 f"joint: got True with a {type(values).__name__}, expected an xarray Dataset; along an axis of labels, "
                 "the parts of an array inform each other anyway"
             )
-        return _fill(adapt(values, axes), options)
+        return _fill(_adapt_trusted(values, axes, options), options)
 
 
 def fit_model(values: Any, axes: Axes = None, **options: Any) -> Any:
@@ -162,7 +167,12 @@ def fit_model(values: Any, axes: Axes = None, **options: Any) -> Any:
     checked = Options(**options)
     if is_a(values, "xarray", "Dataset"):
         return fit_dataset(values, checked, _fit)
-    return _fit(adapt(values, axes), checked)
+    return _fit(_adapt_trusted(values, axes, checked), checked)
+
+
+def _adapt_trusted(values: Any, axes: Axes, options: Options) -> ArrayAdapter:
+    """The adapter of the values that are believed."""
+    return adapt(values if options.untrusted is None else ignoring(values, options.untrusted), axes)
 
 
 def is_streamed(adapter: ArrayAdapter) -> bool:
@@ -212,6 +222,7 @@ def _numbers(adapter: ArrayAdapter) -> np.ndarray:
     numbers = adapter.numbers()
     if np.isnan(numbers).all():
         raise ValueError(f"values: got {numbers.size} entries, all of them gaps; expected at least one observation")
+    warn_of_sentinels(numbers)
     return numbers
 
 
@@ -244,6 +255,6 @@ def _constant(
         num_gaps=int(gaps.sum()),
         num_left=int((unknown & ~gaps).sum()),
         axes=tuple(map(str, adapter.axes)),
-        notes=tuple(notes),
+        notes=(*adapter.notes, *notes),
     )
     return Filled(adapter.wrap_filled(mean, gaps, smooth=False), std, adapter.wrap_like_input(gaps), None, report)

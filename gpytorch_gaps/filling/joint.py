@@ -73,7 +73,10 @@ class JointFilling(InMemoryFilling):
 
     def _notes_of(self, variable: Hashable, check: Check | None) -> list[str]:
         others = [str(name) for name in self.adapter.by_name if name != variable]
-        notes = [f"filled together with {', '.join(others)}; the model is in units of their standard deviations"]
+        notes = [
+            *self.adapter.by_name[variable].notes,
+            f"filled together with {', '.join(others)}; the model is in units of their standard deviations",
+        ]
         if self.withheld is not None and check is None:
             notes.append(f"fewer than {_MIN_SCORED} observations of it could be withheld: there are no scores")
         return [*self._notes(int((~np.isnan(self.numbers)).sum())), *notes]

@@ -36,6 +36,7 @@ def ignoring(values: Any, untrusted: Any) -> Any:
 
     Integers cannot be NaN: those of arrays become masked arrays, those of tensors and DataArrays numbers of 64 bits.
     """
+    values = values if hasattr(values, "shape") else np.array(values, dtype=np.float64)  # None becomes NaN
     flags = flags_of(values, untrusted, "untrusted")
     if is_a(values, "xarray", "DataArray"):
         result = values.where(values.copy(data=~flags))

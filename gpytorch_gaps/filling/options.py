@@ -34,6 +34,7 @@ class Options:
     progress: bool = True
     where: Any = None
     max_gap: Any = None
+    untrusted: Any = None
 
     def __post_init__(self) -> None:
         for name in ("trend", "smooth", "joint", "std", "check", "progress"):

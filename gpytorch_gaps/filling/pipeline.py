@@ -114,7 +114,7 @@ class Filling(ABC):
             **stated_error(
                 check,
                 gap_variance,
-                (*self.targets.notes(num_left), *chosen.notes, *notes),
+                (*self.adapter.notes, *self.targets.notes(num_left), *chosen.notes, *notes),
                 rescaled=bool(about.get("std_method")),
             ),
         }

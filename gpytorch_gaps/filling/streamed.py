@@ -25,6 +25,7 @@ from gpytorch_gaps.filling.known_noise import same_variances
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
+from gpytorch_gaps.filling.sentinels import warn_of_sentinels
 from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.reconstruction.inputs import truncation_level
 from gpytorch_gaps.reconstruction.reconstruct import reconstruct
@@ -64,6 +65,7 @@ class StreamedFilling(Filling):
     def _choose(self, seen: GridValues) -> ChosenModel:
         """Chooses the model with the smallest bound on length-scales whose weights fit in memory."""
         options, shape, axes = self.options, self.source.shape, self.source.axes
+        warn_of_sentinels(self.part.values)
         part = self.part if self.withheld is None else self.part.without(self.withheld.scored)
         may_be_rough = math.prod(shape) * 8 * _WEIGHT_VECTORS <= options.memory and max(shape) <= _MAX_SPECTRUM_POINTS
         all_given = None not in options.kernels_of(axes)
@@ -173,6 +175,8 @@ class StreamedFilling(Filling):
     def _filled_slab(self, result: Reconstruction, held: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
         """The mean in slices of the first axis that hold `held`, NaN at the gaps that are left; flags of the others."""
         unknown, mean = is_gap(held), result.slab(start, start + len(held)).cpu().numpy()
+        if self.adapter.limits is not None:
+            mean = mean.clip(*self.adapter.limits)
         if self.targets.are_all:
             return mean, unknown
         allowed = self.targets.rows(start, start + len(held))

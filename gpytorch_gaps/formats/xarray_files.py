@@ -15,6 +15,7 @@ import numpy as np
 
 from gpytorch_gaps.formats.arrays import slabs
 from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers
+from gpytorch_gaps.utils.conventions import LIMIT_ATTRIBUTES, holds_numbers, where_valid
 from gpytorch_gaps.utils.dtypes import to_dtype
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class XarrayFile(OpenedFile):
             chunks = getattr(stored, "chunks", None)
             for rows in slabs(before.shape, before.dtype.itemsize, chunks[0] if chunks else 1):
                 values = result[rows].values
-                new = np.isnan(before[rows].values) & ~np.isnan(values)
+                new = np.isnan(where_valid(before[rows]).values) & ~np.isnan(values)
                 if new.any():
                     raw = np.array(stored[rows])
                     raw[new] = packed(values[new], self.dataset[name].encoding, raw.dtype, self.gap_value)
@@ -79,7 +80,7 @@ class XarrayFile(OpenedFile):
         for name, one in self._by_name(filled).items():
             encoding = self.dataset[name].encoding
             is_packed = "scale_factor" in encoding or "add_offset" in encoding
-            stale = ("valid_min", "valid_max", "valid_range") if is_packed else ()  # limits of the packed numbers
+            stale = LIMIT_ATTRIBUTES if is_packed else ()  # limits of the packed numbers
             attributes = {key: held for key, held in one.attrs.items() if key not in stale}
             dims = self.dataset[name].dims
             result = result.assign({name: (dims, one.transpose(*dims).data, attributes)})
@@ -108,7 +109,7 @@ class XarrayFile(OpenedFile):
 
 
 def _numeric_data(path: Path, dataset: "xarray.Dataset", variable: str | None) -> Any:
-    numeric = [name for name, held in dataset.data_vars.items() if held.dtype.kind in "iuf" and held.dims and held.size]
+    numeric = [name for name, held in dataset.data_vars.items() if holds_numbers(held) and held.size]
     if variable is not None:
         numeric = [choose(path, map(str, dataset.data_vars), variable)]
     if not numeric:
