@@ -12,6 +12,7 @@ import numpy as np
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.cli.files import Outputs, check_outputs, open_input, read_arrays, save_picture
+from gpytorch_gaps.cli.masks import distrust, read_mask
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
@@ -29,6 +30,8 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
     """
     started = time.perf_counter()
     with open_input(options) as opened:
+        distrust(options.untrusted, opened)
+        where = read_mask(options.mask, opened)
         values, kinds = read_arrays(opened)
         outputs = check_outputs(options, opened, kinds)
         result = gaps.fill_gaps(
@@ -36,6 +39,8 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
             opened.axes,
             periods=_periods(options),
             smooth=options.smooth,
+            where=where,
+            max_gap=dict(options.max_gap) or None,
             joint=_is_joint(options, kinds),
             std=_wants_std(options, kinds),
             check=not options.no_check,

@@ -2,9 +2,14 @@
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+Condition = tuple[str, str, float]
+"""The name of an array, a comparison and a number, such as ("qc", "!=", 0.0)."""
+
+_CONDITION = re.compile(r"\s*(.*?\S)\s*(==|!=|<=|>=|<|>|&)\s*(\S+)\s*")
 _FORMATS = ".npy, .npz, .nc, .zarr, .csv, .tif or .png"
 
 _EXAMPLES = """examples:
@@ -73,6 +78,7 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     either.add_argument("--no-std", action="store_true", help="no standard deviations, also in the picture: faster")
     files.add_argument("--plot", metavar="PICTURE", type=Path, help="before, after, uncertainty: .png, .pdf or .svg")
     files.add_argument("--force", action="store_true", help="replace existing files")
+    _add_what(parser.add_argument_group("what to fill"))
     model = parser.add_argument_group("model")
     model.add_argument("--smooth", action="store_true", help="replace observed values too, by the field without noise")
     model.add_argument(
@@ -94,6 +100,23 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     either.add_argument("--quiet", action="store_true", help="print errors only")
     either.add_argument("--json", action="store_true", help="print one JSON object")
     _add_traceback(messages)
+
+
+def _add_what(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--mask", metavar="NAME|FILE",
+        help="fill only where this is neither 0 nor missing: another array of IN, or a file, or FILE:NAME",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-gap", metavar="AXIS=LENGTH", action="append", default=[], type=_max_gap,
+        help="leave longer runs of gaps along an axis (name or number): cells, as in time=5, or a length with its "
+        "unit, as in time='5 days'; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--untrusted", metavar="CONDITION", action="append", default=[], type=_condition,
+        help="observations to take for gaps: an array of IN, a comparison (== != < <= > >=, or & for bits) and a "
+        "number, as in 'qc != 0'; repeatable",
+    )  # fmt: skip
 
 
 def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -169,11 +192,34 @@ def _positive(text: str) -> float:
     return value
 
 
+def _max_gap(text: str) -> tuple[str | int, int | str]:
+    """The axis, and a number of cells or a length with its unit."""
+    axis, equals, length = text.partition("=")
+    if not equals or not axis.strip() or not length.strip():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected AXIS=LENGTH, such as time=5 or time='5 days'")
+    return _axis(axis), int(length) if length.strip().isdigit() else length.strip()
+
+
+def _condition(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    try:
+        return (found[1], found[2], float(found[3])) if found else _no_condition(text)
+    except ValueError:
+        return _no_condition(text)
+
+
+def _no_condition(text: str) -> Condition:
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME, a comparison and a number, such as 'qc != 0'")
+
+
+def _axis(text: str) -> str | int:
+    name = text.strip()
+    return int(name) if name.lstrip("-").isdigit() else name
+
+
 def _period(text: str) -> tuple[str | int, float | None]:
     """The axis, and its period, or None for no cycle."""
     axis, equals, value = text.rpartition("=")
     if not equals or not axis.strip():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected AXIS=PERIOD, such as time=365.2425")
-    name = axis.strip()
-    key = int(name) if name.lstrip("-").isdigit() else name
-    return key, None if value.strip().lower() == "none" else _positive(value)
+    return _axis(axis), None if value.strip().lower() == "none" else _positive(value)

@@ -34,6 +34,14 @@ class NpzFile(ArrayFile):
             opened.axes = dict(found or (f"axis {i}", None) for i, found in enumerate(opened.coordinates))
         return opened
 
+    def names(self) -> list[str]:
+        return list(_Archive(self.path).headers)
+
+    def take_out(self, name: str) -> np.ndarray:
+        if choose(self.path, self.names(), name) == self.name:
+            self._refuse_to_take(name)
+        return _Archive(self.path).load(name)
+
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
         array = self._stored(filled, lossless)
         array = array if lossless else array.astype(self.dtype, copy=False)

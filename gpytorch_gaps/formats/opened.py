@@ -73,6 +73,21 @@ class OpenedFile(ABC):
         """Name, values and coordinates of an array, for formats that store them."""
         return self.name, np.asarray(filled), self.coordinates or [None] * filled.ndim
 
+    def names(self) -> list[str]:
+        """The names of the arrays, variables or columns of the file; none if its array has no name."""
+        return []
+
+    def take_out(self, name: str) -> Any:
+        """Another array of the file, such as a mask or flags of quality, which does not belong to `data` any more.
+
+        :param name: one of :meth:`names`.
+        :raises ValueError: if there is no such array, or if `data` has no other.
+        """
+        raise ValueError(f"{self.path}: got {name!r}, but a {self.path.suffix} file holds one array without a name")
+
+    def _refuse_to_take(self, name: str) -> None:
+        raise ValueError(f"{self.path}: got {name!r}, which is the array to fill; expected another one")
+
     def check(self, path: Path, lossless: bool = False) -> None:
         """Raises if :meth:`write` with the same arguments could not write. See :func:`check_output`."""
         kind = format_of(path)

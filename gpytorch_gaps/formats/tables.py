@@ -44,6 +44,8 @@ class CsvFile(OpenedFile):
     text: str
     delimiter: str
     encoding: str
+    header: list[str]
+    texts: Sequence[Sequence[str]]  # by column
     columns: list[int]  # the positions in a row of the columns of `data`
     reserved: Sequence[float]
 
@@ -86,10 +88,29 @@ class CsvFile(OpenedFile):
             values[values == gap_value] = np.nan
         table = pandas.DataFrame(values, _index(path, header, texts, keys, layout), pandas.Index(names))
         opened = cls(path, table.iloc[:, 0] if layout.columns else table)
+        opened.header, opened.texts = [name.strip() for name in header], texts
         opened.text, opened.delimiter, opened.columns = text, delimiter, list(found)
         opened.encoding = "utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8"
         opened.reserved = () if gap_value is None else (gap_value,)
         return opened
+
+    def names(self) -> list[str]:
+        return self.header
+
+    def take_out(self, name: str) -> "pandas.Series":
+        import pandas
+
+        position = self.header.index(choose(self.path, self.header, name, "column"))
+        numbers = numbers_of_column(self.path, name, self.texts[position])
+        if numbers is None:
+            raise ValueError(f"{self.path}: column {name!r} is text, expected numbers")
+        if position in self.columns:
+            if len(self.columns) == 1:
+                self._refuse_to_take(name)
+            place = self.columns.index(position)
+            self.columns = [one for one in self.columns if one != position]
+            self.data = self.data.drop(columns=self.data.columns[place])
+        return pandas.Series(numbers, index=self.data.index)
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:
         shape = (len(filled), -1)  # a Series has one column

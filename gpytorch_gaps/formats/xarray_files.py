@@ -57,6 +57,19 @@ class XarrayFile(OpenedFile):
         opened.name = str(getattr(data, "name", opened.name))
         return opened
 
+    def names(self) -> list[str]:
+        return [str(name) for name, held in self.dataset.variables.items() if held.dtype.kind in "biuf"]
+
+    def take_out(self, name: str) -> Any:
+        taken = self.dataset[choose(self.path, self.names(), name)]
+        if hasattr(self.data, "data_vars"):
+            left = [one for one in self.data.data_vars if one != name]
+            self.data = self.data[left[0]] if len(left) == 1 else self.data[left]
+            self.name = str(self.data.name) if len(left) == 1 else self.name
+        elif self.data.name == name:
+            self._refuse_to_take(name)
+        return taken
+
     def close(self) -> None:
         self.dataset.close()
 
