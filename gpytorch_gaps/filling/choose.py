@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates, goes_by_fft
 from gpytorch_gaps.filling.cycles import Cycles, find_changing, find_cycles, find_lasting, fit_cycles, last_long
-from gpytorch_gaps.filling.estimates import fit_mean, label_correlations, sample_observations
+from gpytorch_gaps.filling.estimates import fit_mean, label_correlations, less_backgrounds, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, Part, coordinates
 from gpytorch_gaps.filling.learn import Learned, TrainingData, learn
 from gpytorch_gaps.filling.model import (
@@ -88,10 +88,12 @@ def choose_model(
     if sum(map(len, windows)) < 2:
         raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
     given = options.kernels_of(axes)
-    periods, cycles = _cycles(part.values, axes, options, given, whole, whole and not limits.one_term)
+    covariates = source.covariates
+    left = less_backgrounds(part.values, axes, covariates, generator)
+    periods, cycles = _cycles(left, axes, options, given, whole, whole and not limits.one_term)
     cells, values = sample_observations(part.values, generator)
     if whole:
-        mean = fit_mean(axes, cells, values, options.trend and not limits.one_term, cycles)
+        mean = fit_mean(axes, cells, values, options.trend and not limits.one_term, cycles, covariates)
     else:
         seen_cells, seen = map(np.concatenate, zip(*map(_observations, windows), strict=True))
         mean = fit_mean(axes, seen_cells, seen, trend=False)
@@ -103,7 +105,7 @@ def choose_model(
         windows = choose_windows(source, NUM_WINDOWS, generator, density, through)
     variance = max(_mean_square(windows, axes, mean), spread) or 1.0
     correlations = [
-        label_correlations(part.values, i) if axis.kind == "label" and whole and own is None else None
+        label_correlations(left, i) if axis.kind == "label" and whole and own is None else None
         for i, (axis, own) in enumerate(zip(axes, given, strict=True))
     ]
     floor = NOISE_FLOOR if whole and np.count_nonzero(observed) <= MANY_OBSERVATIONS else NOISE_FLOOR_OF_MANY
@@ -197,6 +199,9 @@ def _notes(
         notes.append(f"{axis.name} has a cycle of {_words(axis, mean.cycles.periods)}, which is taken off first")
     if bool((mean.slopes != 0).any()):
         notes.append("a linear trend is taken off first")
+    if mean.covariates is not None:
+        terms = zip(mean.coefficients.tolist(), mean.covariates.names, strict=True)
+        notes.append(f"the mean has {' + '.join(f'{value:.4g} times {name}' for value, name in terms)}")
     return notes
 
 

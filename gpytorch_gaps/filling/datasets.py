@@ -13,7 +13,7 @@ from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.variables import VariablesAdapter
 from gpytorch_gaps.utils.conventions import holds_numbers
 
-_BESIDE = ("where", "noise", "untrusted")  # options that are arrays on the grid of the values
+_BESIDE = ("where", "noise", "mean", "untrusted")  # options that are arrays on the grid of the values
 _MIN_OBSERVATIONS = 3  # of a variable that is filled with others: its scale is that of its observations
 
 
@@ -100,6 +100,10 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     numeric = [name for name, held in dataset.data_vars.items() if holds_numbers(held) and name not in named]
     if not numeric:
         raise ValueError(f"values: got a Dataset with {list(dataset.data_vars)}, expected a variable of numbers")
+    for key, given in beside.items():
+        unknown = [name for name in given if name not in dataset.data_vars] if isinstance(given, dict) else []
+        if unknown:
+            raise ValueError(f"{key}: got the variable {unknown[0]!r}, expected one of {list(map(str, numeric))}")
     own = {key: {name: _of_variable(dataset, name, given, key) for name in numeric} for key, given in beside.items()}
     if len(numeric) > 1 and "noise" in own and not isinstance(options.noise, Mapping):
         raise ValueError(
@@ -132,19 +136,29 @@ def _grid(variable: Any) -> Hashable:
 
 
 def _names(given: Any) -> list[str]:
-    """The variables of the Dataset that an option names, by itself or in a mapping by variable."""
-    entries = given.values() if isinstance(given, dict) else [given]
-    return [one for one in entries if isinstance(one, str)]
+    """The variables of the Dataset that an option names, by itself, in a list, or in a mapping by variable."""
+    if isinstance(given, str):
+        return [given]
+    entries = given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else []
+    return [name for one in entries for name in _names(one)]
 
 
 def _of_variable(dataset: Any, name: Hashable, given: Any, argument: str) -> Any:
-    """An option for one variable: its entry in a mapping, or one for all; either may be a variable of the Dataset."""
-    own = given.get(name) if isinstance(given, Mapping) else given
-    if not isinstance(own, str):
-        return own
-    if own not in dataset:
-        raise ValueError(f"{argument}: got {own!r}, expected one of {list(map(str, dataset.variables))}")
-    return dataset[own]
+    """An option for one variable: its entry in a mapping, or one for all; variables of the Dataset by their names."""
+    return _resolved(dataset, given.get(name) if isinstance(given, Mapping) else given, argument)
+
+
+def _resolved(dataset: Any, given: Any, argument: str) -> Any:
+    """What is given, with variables of the Dataset in place of their names."""
+    if isinstance(given, list | tuple):
+        return [_resolved(dataset, one, argument) for one in given]
+    if isinstance(given, dict):
+        return {key: _resolved(dataset, one, argument) for key, one in given.items()}
+    if not isinstance(given, str):
+        return given
+    if given not in dataset:
+        raise ValueError(f"{argument}: got {given!r}, expected one of {list(map(str, dataset.variables))}")
+    return dataset[given]
 
 
 def _of_variables(given: Any) -> Any:

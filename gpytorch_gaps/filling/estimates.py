@@ -2,10 +2,11 @@
 
 The mean of the Gaussian process is
 
-    m(x) = c + b'(x - x0) + offsets of labels + cycles that last
+    m(x) = c + b'(x - x0) + a'g(x) + offsets of labels + cycles that last
 
-by least squares. Deep inside a gap the posterior mean reverts to it, and a plane is better than a constant where the
-data rise from one side to the other. Cycles are those of :mod:`gpytorch_gaps.filling.cycles`.
+with backgrounds g, by least squares. Deep inside a gap the posterior mean reverts to it, and a plane is better than a
+constant where the data rise from one side to the other. Cycles are those of :mod:`gpytorch_gaps.filling.cycles`,
+backgrounds those of :mod:`gpytorch_gaps.filling.covariates`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.cycles import Cycles
+from gpytorch_gaps.filling.covariates import Covariates
+from gpytorch_gaps.filling.cycles import Cycles, fit_cycles
 from gpytorch_gaps.filling.grid_values import coordinates
 from gpytorch_gaps.filling.model import TrendMean
 
@@ -27,7 +29,12 @@ _KINDS_WITH_TREND = ("number", "time", "latitude", "longitude", "position")
 
 
 def fit_mean(
-    axes: Sequence[Axis], positions: np.ndarray, values: np.ndarray, trend: bool, cycles: Cycles | None = None
+    axes: Sequence[Axis],
+    positions: np.ndarray,
+    values: np.ndarray,
+    trend: bool,
+    cycles: Cycles | None = None,
+    covariates: Covariates | None = None,
 ) -> TrendMean:
     """The mean function by least squares.
 
@@ -35,22 +42,28 @@ def fit_mean(
     :param values: (N,), the observations there.
     :param trend: whether slopes are estimated; they are kept if they explain enough.
     :param cycles: those that last, which are subtracted first.
+    :param covariates: backgrounds, which are always kept.
     """
+    x = coordinates(axes, positions)
     if cycles is not None:
-        values = values - cycles(coordinates(axes, positions)).numpy()
-    columns = np.concatenate([axis.points[at] for axis, at in zip(axes, positions.T, strict=True)], axis=1)
+        values = values - cycles(x).numpy()
+    columns = x.numpy()
     flags = [axis.kind in _KINDS_WITH_TREND and axis.size > 4 for axis in axes]
     sloped = np.repeat(flags, [axis.points.shape[1] for axis in axes])  # one flag per column
     centre, slopes = columns.mean(axis=0), np.zeros(columns.shape[1])
     constant = float(values.mean())
+    fields = np.empty((len(values), 0)) if covariates is None else covariates(x).numpy()
+    level = fields.mean(axis=0)
+    coefficients = _least_squares(fields - level, values - constant)
     if trend and sloped.any() and len(values) > 10 * sloped.sum():
-        spread = columns.std(axis=0)
-        sloped &= spread > 0
-        design = (columns - centre)[:, sloped] / spread[sloped]
-        found, *_ = np.linalg.lstsq(design, values - constant, rcond=None)
-        left = float(np.var(values - constant - design @ found))
-        if left < (1 - _MIN_EXPLAINED_SHARE) * float(np.var(values)):
-            slopes[sloped] = found / spread[sloped]
+        without = float(np.var(values - fields @ coefficients))
+        sloped &= columns.std(axis=0) > 0
+        design = np.concatenate([(columns - centre)[:, sloped], fields - level], axis=1)
+        found = _least_squares(design, values - constant)
+        if float(np.var(values - design @ found)) < (1 - _MIN_EXPLAINED_SHARE) * without:
+            slopes[sloped], coefficients = np.split(found, [sloped.sum()])
+    constant -= float(level @ coefficients)
+    values = values - fields @ coefficients
     left = values - constant - (columns - centre) @ slopes
     offsets, column = [], 0
     for axis, at in zip(axes, positions.T, strict=True):
@@ -60,7 +73,44 @@ def fit_mean(
             left = left - level[at]
             offsets.append((column, torch.from_numpy(level)))
         column += axis.points.shape[1]
-    return TrendMean(constant, torch.from_numpy(slopes), torch.from_numpy(centre), offsets, cycles)
+    return TrendMean(
+        constant,
+        torch.from_numpy(slopes),
+        torch.from_numpy(centre),
+        offsets,
+        cycles,
+        covariates,
+        None if covariates is None else torch.from_numpy(coefficients),
+    )
+
+
+def _least_squares(design: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Coefficients of the columns of a design, the smallest ones if they are not determined, in any units."""
+    spread = design.std(axis=0)
+    spread[spread == 0] = 1.0
+    found, *_ = np.linalg.lstsq(design / spread, values, rcond=None)
+    return found / spread
+
+
+def refit_mean(
+    mean: TrendMean, axes: Sequence[Axis], numbers: np.ndarray, trend: bool, generator: np.random.Generator
+) -> TrendMean:
+    """The same mean function with coefficients by other observations: `numbers` on the grid, NaN at gaps."""
+    cycles = mean.cycles
+    if cycles is not None:
+        left = less_backgrounds(numbers, axes, mean.covariates, generator)
+        cycles = fit_cycles(left, axes, cycles.axis, cycles.periods)
+    return fit_mean(axes, *sample_observations(numbers, generator), trend, cycles, mean.covariates)
+
+
+def less_backgrounds(
+    numbers: np.ndarray, axes: Sequence[Axis], covariates: Covariates | None, generator: np.random.Generator
+) -> np.ndarray:
+    """Values on a grid without what backgrounds explain of them."""
+    if covariates is None:
+        return numbers
+    alone = fit_mean(axes, *sample_observations(numbers, generator), trend=False, covariates=covariates)
+    return numbers - (covariates.table @ alone.coefficients).numpy().reshape(numbers.shape)
 
 
 def sample_observations(numbers: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

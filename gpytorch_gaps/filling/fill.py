@@ -53,6 +53,7 @@ def fill_gaps(
     max_gap: Any = None,
     noise: Any = None,
     untrusted: Any = None,
+    mean: Any = None,
 ) -> Filled:
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
@@ -102,6 +103,11 @@ def fill_gaps(
         allowed in gaps, where a measurement is taken to have the error that is given there, or else the median of the
         others. Further noise is learned, which may be next to none. For a Dataset, a mapping from names of variables
         to these, or to the names of the variables that have them. Streamed values have one standard deviation.
+    :param mean: a background, such as a climatology, the output of a model or the elevation: an array like `values`, or
+        a function of the coordinates of all axes, which come as arrays that broadcast, in the units that they have. It
+        is scaled: values are ``a + b * background`` and a field, with coefficients that are learned. Several come in a
+        list, or in a mapping from their names. It has to be known at observations and in gaps. For a Dataset, one for
+        all variables or a mapping by variable, where variables of the Dataset may be given by name.
     :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
@@ -140,6 +146,7 @@ def fill_gaps(
         max_gap=max_gap,
         noise=noise,
         untrusted=untrusted,
+        mean=mean,
     )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.covariates import Covariates
 
 Positions = Sequence[np.ndarray]
 """Positions along each axis; a part of a grid is their product."""
@@ -47,13 +48,14 @@ class GridValues:
     """Values on a grid with these `axes`; ``read(positions)`` returns a copy of a part, NaN at gaps.
 
     ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all. `noise` has the known variances
-    of measurement errors, also of those that a measurement in a gap would have.
+    of measurement errors, also of those that a measurement in a gap would have. `covariates` are backgrounds.
     """
 
     axes: Sequence[Axis]
     read: Callable[[Positions], np.ndarray]
     may_fill: Callable[[Positions], np.ndarray] | None = None
     noise: np.ndarray | None = None
+    covariates: Covariates | None = None
 
     @classmethod
     def in_memory(
@@ -62,8 +64,9 @@ class GridValues:
         axes: Sequence[Axis],
         may_fill: Callable[[Positions], np.ndarray] | None = None,
         noise: np.ndarray | None = None,
+        covariates: Covariates | None = None,
     ) -> "GridValues":
-        return cls(axes, partial(_block, numbers), may_fill, noise)  # results that hold it can be pickled
+        return cls(axes, partial(_block, numbers), may_fill, noise, covariates)  # results that hold it can be pickled
 
     @property
     def shape(self) -> tuple[int, ...]:

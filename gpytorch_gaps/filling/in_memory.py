@@ -13,8 +13,8 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.candidates import goes_by_fft
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
-from gpytorch_gaps.filling.cycles import fit_cycles
-from gpytorch_gaps.filling.estimates import fit_mean, label_scales, sample_observations
+from gpytorch_gaps.filling.covariates import read_covariates
+from gpytorch_gaps.filling.estimates import label_scales, refit_mean
 from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
@@ -45,10 +45,14 @@ class InMemoryFilling(Filling):
         if noise is not None and self.scales is not None:
             noise = noise / self.scales**2
         may_fill = None if targets.are_all else targets.read
-        source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise)
-        super().__init__(adapter, source, targets, options)
         self.unknown = np.isnan(numbers)
         self.gaps = self.unknown & targets.rows(0, len(numbers))
+        covariates = None
+        if options.mean is not None:
+            needed = self.gaps | ~self.unknown
+            covariates = read_covariates(adapter, options.mean, ~self.unknown, needed, self.scales)
+        source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise, covariates)
+        super().__init__(adapter, source, targets, options)
 
     def _has_matrix(self, axis: Axis) -> bool:
         return not goes_by_fft(axis, len(self.source.axes))
@@ -64,10 +68,7 @@ class InMemoryFilling(Filling):
 
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         others = self.source.without(self.part, withheld.hidden).whole().values
-        axes, cycles = self.source.axes, chosen.mean.cycles
-        if cycles is not None:
-            cycles = fit_cycles(others, axes, cycles.axis, cycles.periods)
-        mean = fit_mean(axes, *sample_observations(others, self.generator), self.options.trend, cycles)
+        mean = refit_mean(chosen.mean, self.source.axes, others, self.options.trend, self.generator)
         some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator)
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, chosen.noise, some_gaps)

@@ -18,6 +18,7 @@ from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from gpytorch_gaps.filling.covariates import Covariates
 from gpytorch_gaps.filling.cycles import Cycles
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import GappyGridKernel
@@ -65,14 +66,18 @@ class ProductTerm(torch.nn.Module):
 
 
 class TrendMean(Mean):
-    """``c + b'(x - x0)`` plus offsets of labels and cycles. All of it is estimated before training, and not trained.
+    """``c + b'(x - x0)`` plus offsets of labels, cycles and backgrounds: estimated before training, and not trained.
 
     :param constant: c.
     :param slopes: b, zero where there is no trend. shape (D,).
     :param centre: x0. shape (D,).
     :param offsets: pairs of a column of x that holds codes 0, 1, .. and the offset of each code.
     :param cycles: those that last, a function of x.
+    :param covariates: backgrounds, functions of x.
+    :param coefficients: those of the backgrounds. shape (K,).
     """
+
+    coefficients: Tensor
 
     def __init__(
         self,
@@ -81,9 +86,12 @@ class TrendMean(Mean):
         centre: Tensor,
         offsets: Sequence[tuple[int, Tensor]] = (),
         cycles: Cycles | None = None,
+        covariates: Covariates | None = None,
+        coefficients: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.cycles = cycles
+        self.cycles, self.covariates = cycles, covariates
+        self.register_buffer("coefficients", coefficients)
         self._columns = [column for column, _ in offsets]
         for column, values in offsets:
             self.register_buffer(f"offsets_{column}", values)
@@ -95,6 +103,8 @@ class TrendMean(Mean):
         mean = self.constant + (x - self.centre) @ self.slopes
         for column in self._columns:
             mean = mean + getattr(self, f"offsets_{column}")[x[..., column].round().long()]
+        if self.covariates is not None:
+            mean = mean + self.covariates(x) @ self.coefficients
         return mean if self.cycles is None else mean + self.cycles(x)
 
 

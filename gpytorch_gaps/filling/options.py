@@ -25,6 +25,7 @@ class Options:
     smooth: bool = False
     joint: bool = False
     noise: Any = None
+    mean: Any = None
     std: bool = True
     check: bool = True
     steps: int = 40

@@ -57,6 +57,12 @@ class StreamedFilling(Filling):
                 f"joint: got {size} cells, too many for memory; expected at most four million: take a part, or "
                 "leave joint out"
             )
+        if options.mean is not None:
+            size = " x ".join(map(str, adapter.shape))
+            raise ValueError(
+                f"mean: got a background for {size} cells, which are streamed; expected at most four million cells: "
+                "subtract it from values yourself, or fill a part"
+            )
         noise = None if options.noise is None else same_variances(options.noise, adapter.shape)
         source = GridValues(adapter.axes, adapter.read, None if targets.are_all else targets.read, noise)
         super().__init__(adapter, source, targets, options)

@@ -65,6 +65,7 @@ def test_standard_deviations_in_gaps_are_those_of_measurements_with_the_errors_g
         points = gaps.CartesianGrid([np.arange(size, dtype=float) for size in SHAPE]).points()
         posterior = unknown.model.likelihood(unknown.model(points))
     np.testing.assert_allclose(posterior.stddev.numpy()[gap.ravel()], unknown.std[gap], rtol=1e-5)
+    np.testing.assert_allclose(unknown.at(np.argwhere(gap)).std, unknown.std[gap], rtol=1e-5)
 
 
 def test_noise_beside_the_known_errors_is_learned():
