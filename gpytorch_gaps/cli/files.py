@@ -9,7 +9,7 @@ from typing import Any
 
 from gpytorch_gaps.filling import fill
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
-from gpytorch_gaps.formats import OpenedFile, check_output, open_file
+from gpytorch_gaps.formats import Additions, OpenedFile, check_output, open_file
 from gpytorch_gaps.utils.files import atomic_write, require_place
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -48,12 +48,22 @@ def _loaded_if_small(values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Outputs:
-    """`pictures` by variable. `every`: whether observed values are written too, because smoothing changes them."""
+    """`std` is a file of its own; `pictures` are by variable.
+
+    `every`: whether observed values are written too, because smoothing changes them.
+    """
 
     filled: Path
     std: Path | None
     pictures: dict[str, Path]
     every: bool
+    both: bool = False
+    """Whether standard deviations are written into the filled file."""
+
+    @property
+    def path_of_std(self) -> Path | None:
+        """The file that has the standard deviations."""
+        return self.filled if self.both else self.std
 
     def paths(self) -> list[Path]:
         return [self.filled, *([] if self.std is None else [self.std]), *self.pictures.values()]
@@ -61,8 +71,11 @@ class Outputs:
 
 def check_outputs(options: argparse.Namespace, opened: OpenedFile, variables: Iterable[str]) -> Outputs:
     """The outputs asked for, after checking, before any work, that each can be written."""
-    outputs = Outputs(options.output, options.std, picture_paths(options.plot, list(variables)), options.smooth)
-    check_output(outputs.filled, opened, lossless=outputs.every)
+    both = options.std is not None and options.std.resolve() == options.output.resolve()
+    std, pictures = None if both else options.std, picture_paths(options.plot, list(variables))
+    outputs = Outputs(options.output, std, pictures, options.smooth, both)
+    additions = Additions(flags=options.flags, deviations=both or None)
+    check_output(outputs.filled, opened, outputs.every, additions)
     if outputs.std is not None:
         check_output(outputs.std, opened, lossless=True)
     if outputs.pictures:

@@ -6,6 +6,7 @@ import math
 import sys
 import textwrap
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from gpytorch_gaps.cli.masks import distrust, read_mask
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.formats import OpenedFile
+from gpytorch_gaps.formats import Additions, OpenedFile
 
 _MOST_PICTURE_CELLS = 4_000_000  # a larger array is drawn from every n-th cell
 
@@ -49,7 +50,7 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
             seed=options.seed,
             progress=not options.quiet and sys.stderr.isatty(),  # no progress bars in log files
         )
-        _write(result, opened, outputs, kinds)
+        _write(result, opened, outputs, options.flags, kinds)
     seconds = time.perf_counter() - started
     found = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
     reports = {str(name): report for name, report in found.items()}
@@ -87,7 +88,9 @@ def _wants_std(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> b
     return options.std is not None or (options.plot is not None and not options.no_std)
 
 
-def _write(result: gaps.Filled, opened: OpenedFile, outputs: Outputs, kinds: dict[str, ArrayAdapter]) -> None:
+def _write(
+    result: gaps.Filled, opened: OpenedFile, outputs: Outputs, flags: bool, kinds: dict[str, ArrayAdapter]
+) -> None:
     """Writes the results. Pictures are drawn first, because the filled file may replace the input; if that fails, the
     filled file is written nevertheless."""
     figures: dict[str, Any] = {}
@@ -96,13 +99,32 @@ def _write(result: gaps.Filled, opened: OpenedFile, outputs: Outputs, kinds: dic
         figures = {name: _draw(result, opened.axes, name) for name in kinds if outputs.pictures}
     except Exception as error:
         failed = error
+    history = _history(result, kinds)
+    std = _std_of_filled(result, every=outputs.every)
     if outputs.std is not None:
-        opened.write_deviations(result.std, outputs.std)
-    opened.write(result.mean, outputs.filled, lossless=outputs.every)
+        opened.write_deviations(std, outputs.std, history)
+    additions = Additions(history, flags, std if outputs.both else None)
+    opened.write(result.mean, outputs.filled, outputs.every, additions)
     if failed is not None:
         raise ValueError(f"{outputs.filled} is written, but there is no picture of it: {failed}") from failed
     for name, figure in figures.items():
         save_picture(figure, outputs.pictures[name])
+
+
+def _history(result: gaps.Filled, kinds: dict[str, ArrayAdapter]) -> str:
+    """A line on what was done, as CF recommends."""
+    reports = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
+    words = [f"{name} ({one.num_gaps:,} gaps)".strip() for name, one in reports.items() if one.num_gaps]
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{now}: gpytorch-gaps {gaps.__version__} filled {', '.join(words) or 'nothing'}"
+
+
+def _std_of_filled(result: gaps.Filled, every: bool) -> Any:
+    """Standard deviations, those of a Dataset only where something was filled."""
+    if result.std is None or not hasattr(result.std, "data_vars") or every:
+        return result.std
+    names = [name for name in result.std.data_vars if result.report[name].num_gaps]
+    return result.std[names or list(result.std.data_vars)]
 
 
 def _draw(result: gaps.Filled, axes: Any, variable: str) -> Any:
@@ -132,7 +154,7 @@ def _in_words(reports: dict[str, FillReport], outputs: Outputs, seconds: float) 
         lines += [f"{name}:"] * bool(name and len(reports) > 1)
         lines.append(textwrap.indent(str(report), "  "))
     lines += [f"  time: {seconds:.3g} s in all", f"  written: {outputs.filled}"]
-    lines += [f"    {outputs.std} (standard deviations)"] * (outputs.std is not None)
+    lines += [f"    {outputs.path_of_std} (standard deviations)"] * (outputs.path_of_std is not None)
     lines += [f"    {path} (picture)" for path in outputs.pictures.values()]
     return "\n".join(lines)
 
@@ -144,7 +166,7 @@ def _as_dict(
         "version": gaps.__version__,
         "input": str(options.input),
         "path": str(outputs.filled),
-        "std": None if outputs.std is None else str(outputs.std),
+        "std": None if outputs.path_of_std is None else str(outputs.path_of_std),
         "pictures": [str(path) for path in outputs.pictures.values()],
         "seconds": round(seconds, 3),
         "report": {name or "values": report.as_dict() for name, report in reports.items()},

@@ -27,8 +27,8 @@ _FILL_EXAMPLES = """examples:
   gpytorch-gaps fill tides.csv -o filled.csv --period time=0.5175 --period time=14.765
   gpytorch-gaps fill long.csv -o filled.csv --index date --columns station --value t
 
-Observed values and everything else in the file are written unchanged, bit for bit. Arrays of more than four
-million cells are filled piece by piece, without standard deviations.
+Observed values and everything else in the file are written unchanged, bit for bit, but for a line of history.
+Arrays of more than four million cells are filled piece by piece, without standard deviations.
 """
 
 _INSPECT_EXAMPLES = """example:
@@ -74,8 +74,17 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     files = parser.add_argument_group("results")
     files.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=f"filled file: {_FORMATS}")
     either = files.add_mutually_exclusive_group()
-    either.add_argument("--std", metavar="FILE", type=Path, help="standard deviations: any of these formats but .png")
+    either.add_argument(
+        "--std",
+        metavar="FILE",
+        type=Path,
+        help="standard deviations: any of these formats but .png; OUT for both in one file",
+    )
     either.add_argument("--no-std", action="store_true", help="no standard deviations, also in the picture: faster")
+    files.add_argument(
+        "--flags", action="store_true",
+        help="add a variable NAME_filled_flag: observed, filled, not filled (netCDF 4 and .zarr)",
+    )  # fmt: skip
     files.add_argument("--plot", metavar="PICTURE", type=Path, help="before, after, uncertainty: .png, .pdf or .svg")
     files.add_argument("--force", action="store_true", help="replace existing files")
     _add_what(parser.add_argument_group("what to fill"))

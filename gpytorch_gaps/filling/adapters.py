@@ -195,7 +195,9 @@ class DataArrayAdapter(ArrayAdapter):
         flags = values.dtype == bool
         result = self.given.copy(data=values if flags else values.astype(_std_dtype(self.given.dtype)))
         named = str(result.attrs.pop("long_name", result.name or "values"))
-        kept = {} if flags else {key: result.attrs[key] for key in ("units",) if key in result.attrs}
+        kept = {} if flags or "units" not in result.attrs else {"units": result.attrs["units"]}
+        if "standard_name" in result.attrs and not flags:
+            kept["standard_name"] = f"{result.attrs['standard_name']} standard_error"
         result.attrs = {"long_name": f"gaps of {named}" if flags else f"standard deviation of {named}", **kept}
         result.encoding = {}
         return self._chunked(result)

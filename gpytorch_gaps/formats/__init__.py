@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpytorch_gaps.formats import arrays, netcdf, npz, png, tables, tiff, zarr_store  # noqa: F401  each adds its suffix
+from gpytorch_gaps.formats.additions import Additions
 from gpytorch_gaps.formats.opened import OpenedFile, format_of, require
 from gpytorch_gaps.formats.table_columns import Layout
 
-__all__ = ["OpenedFile", "check_output", "open_file"]
+__all__ = ["Additions", "OpenedFile", "check_output", "open_file"]
 
 
 def open_file(
@@ -77,12 +78,15 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def check_output(path: Path | str, opened: OpenedFile, lossless: bool = False) -> None:
+def check_output(
+    path: Path | str, opened: OpenedFile, lossless: bool = False, additions: Additions | None = None
+) -> None:
     """Checks, before any work, that :meth:`OpenedFile.write` can write a result of an opened file.
 
     :param path: the file to write; its suffix names the format.
     :param opened: the opened file.
     :param lossless: as of :meth:`OpenedFile.write`.
+    :param additions: as of :meth:`OpenedFile.write`; deviations may be anything but None.
     :raises ValueError: if the format cannot hold the result, or nothing can be written at this path.
     :raises ImportError: if a package for the format is missing.
 
@@ -96,4 +100,4 @@ def check_output(path: Path | str, opened: OpenedFile, lossless: bool = False) -
     Traceback (most recent call last):
     ValueError: output: ...cube.npy has the shape (2, 3, 4), but a .csv table has two dimensions at most; write ...
     """
-    opened.check(Path(path), lossless)
+    opened.check(Path(path), lossless, additions or Additions())

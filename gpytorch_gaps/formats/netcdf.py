@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpytorch_gaps.formats.additions import with_line, with_names
 from gpytorch_gaps.formats.opened import OpenedFile, require
 from gpytorch_gaps.formats.xarray_files import XarrayFile
 from gpytorch_gaps.utils.files import atomic_write
@@ -15,6 +16,8 @@ from gpytorch_gaps.utils.files import atomic_write
 if TYPE_CHECKING:
     import xarray
 
+_STORAGE = {"zlib", "compression", "contiguous", "chunksizes"}  # encodings of a variable that was stored before
+_COMPRESSED: dict[str, Any] = {"compression": "gzip", "compression_opts": 4, "shuffle": True}
 HDF5: tuple[str, ...] = ("h5netcdf", "h5py")  # h5netcdf does not depend on h5py
 
 
@@ -39,8 +42,34 @@ class NetcdfFile(XarrayFile):
             stream.flush()
             with _netcdf_variables(stream.name, engine) as variables:
                 self._overwrite(variables, filled)
+            if engine == "h5netcdf":
+                self._add_to(stream.name, filled)
 
         return atomic_write(path, write)
+
+    def _add_to(self, path: str, filled: Any) -> None:
+        """Adds variables and a line of history to a netCDF 4 file. A file of netCDF 3 has no room for them."""
+        import h5netcdf
+
+        with h5netcdf.File(path, "r+") as file:
+            for name, variables in self._added(filled).items():
+                for key, (dims, values, attributes) in variables.items():
+                    stored = file.create_variable(key, dims, values.dtype, **_COMPRESSED)
+                    stored[...] = values
+                    stored.attrs.update(attributes)
+                about = file.variables[name].attrs
+                about["ancillary_variables"] = with_names(about.get("ancillary_variables"), variables)
+            if self.additions.history:
+                file.attrs["history"] = with_line(file.attrs.get("history"), self.additions.history)
+
+    @classmethod
+    def _refuse_variables(cls, opened: OpenedFile, path: Path, lossless: bool) -> None:
+        if isinstance(opened, NetcdfFile) and not lossless and _engine(opened.path) == "scipy":
+            raise ValueError(
+                f"output: {opened.path} is netCDF 3, which has no room for flags or standard deviations; convert it to "
+                "netCDF 4 (nccopy -k nc4), or write .zarr"
+            )
+        super()._refuse_variables(opened, path, lossless)
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:
@@ -101,4 +130,9 @@ def _write_netcdf(dataset: "xarray.Dataset", path: Path, engine: Any) -> None:
     options: dict[str, Any] = {"engine": engine, "format": "NETCDF4"}
     if engine == "scipy":  # without records: see `_netcdf_variables`
         options |= {"format": "NETCDF3_64BIT", "unlimited_dims": ()}
+    else:
+        dataset = dataset.copy()
+        for variable in dataset.data_vars.values():
+            if variable.dims and variable.dtype.kind == "f" and not _STORAGE & variable.encoding.keys():
+                variable.encoding |= {"zlib": True, "complevel": 4, "shuffle": True}
     atomic_write(path, lambda stream: dataset.to_netcdf(stream.name, **options))

@@ -1,5 +1,6 @@
 """What all formats share: the class of an opened file, the table of formats, and checks with readable messages."""
 
+import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -9,10 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gpytorch_gaps.formats.additions import Additions
 from gpytorch_gaps.utils.files import require_place
 
 FORMATS: dict[str, type["OpenedFile"]] = {}
 """The class of each suffix; a subclass of `OpenedFile` adds itself."""
+
+
+_NOTHING = Additions()
 
 
 class OpenedFile(ABC):
@@ -31,6 +36,8 @@ class OpenedFile(ABC):
     holds_one_array: ClassVar[bool] = True
     dimensions: ClassVar[range] = range(1, 65)  # of the arrays of other formats that can be written
     limits: ClassVar[str] = ""  # the same in words, for an error message
+
+    additions = _NOTHING  # to the file that is written
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -88,18 +95,28 @@ class OpenedFile(ABC):
     def _refuse_to_take(self, name: str) -> None:
         raise ValueError(f"{self.path}: got {name!r}, which is the array to fill; expected another one")
 
-    def check(self, path: Path, lossless: bool = False) -> None:
+    def check(self, path: Path, lossless: bool = False, additions: Additions = _NOTHING) -> None:
         """Raises if :meth:`write` with the same arguments could not write. See :func:`check_output`."""
         kind = format_of(path)
         require(path, *kind.packages)
         kind._require_place(path)
         kind._refuse(self, path, lossless)
+        if additions.flags or additions.deviations is not None:
+            kind._refuse_variables(self, path, lossless)
+
+    @classmethod
+    def _refuse_variables(cls, opened: "OpenedFile", path: Path, lossless: bool) -> None:
+        """Raises if this format cannot hold flags and deviations beside the contents of the opened file."""
+        raise ValueError(
+            f"output: a {path.suffix} file cannot hold flags or standard deviations beside the filled values; write "
+            ".nc or .zarr, and standard deviations to a file of their own"
+        )
 
     @classmethod
     def _require_place(cls, path: Path) -> None:
         require_place("output", path)
 
-    def write(self, filled: Any, path: Path | str, lossless: bool = False) -> None:
+    def write(self, filled: Any, path: Path | str, lossless: bool = False, additions: Additions = _NOTHING) -> None:
         """Writes a result, completely or not at all.
 
         If the format is that of the opened file, everything but the gaps stays as it was, bit for bit; otherwise the
@@ -110,6 +127,7 @@ class OpenedFile(ABC):
         :param path: the file to write; its suffix names the format. It may be the opened file.
         :param lossless: write every entry, observed or not, as a floating-point number without rounding. For results
             that are not the filled file, such as a smoothed field.
+        :param additions: what else is written: a line of history, flags, standard deviations.
         :raises ValueError: if the format cannot hold the result, or `filled` has another shape.
 
         >>> import numpy, tempfile
@@ -123,28 +141,31 @@ class OpenedFile(ABC):
         [[1, 7], [3, 4]]
         """
         path = Path(path)
-        self.check(path, lossless)
+        self.check(path, lossless, additions)
         got, expected = _shapes(filled), _shapes(self.data)
         if got != expected:
             raise ValueError(f"filled: got {got}, expected {expected}, as in {self.path}")
         kind = format_of(path)
         with reraise_as(f"output: {self.path} cannot be written as {path}", OSError):
-            if isinstance(self, kind):
-                self._write_again(filled, path, lossless)
+            source = copy.copy(self)
+            source.additions = additions
+            if isinstance(source, kind):
+                source._write_again(filled, path, lossless)
             else:
-                kind._write_new(self, self._for_other_formats(filled, lossless), path)
+                kind._write_new(source, source._for_other_formats(filled, lossless), path)
 
-    def write_deviations(self, deviations: Any, path: Path | str) -> None:
+    def write_deviations(self, deviations: Any, path: Path | str, history: str = "") -> None:
         """Writes standard deviations, lossless. If the file has a scale and an offset, only the scale applies to them.
 
-        :param deviations: an object of the type and shape of `data`.
+        :param deviations: an object of the type and shape of `data`; a Dataset may have some of its variables.
         :param path: the file to write; its suffix names the format.
+        :param history: a line for the attribute ``history`` of netCDF and zarr files.
         :raises ValueError: as :meth:`write`.
         """
-        self._of_deviations().write(deviations, path, lossless=True)
+        self._of_deviations(deviations).write(deviations, path, lossless=True, additions=Additions(history))
 
-    def _of_deviations(self) -> "OpenedFile":
-        """This file with the metadata of a file of standard deviations."""
+    def _of_deviations(self, deviations: Any) -> "OpenedFile":
+        """This file with the contents and metadata of a file of standard deviations."""
         return self
 
     def close(self) -> None:  # noqa: B027  most formats keep nothing open

@@ -71,10 +71,10 @@ class TiffFile(ArrayFile):
         content = _encoded(array, {}, {"photometric": "rgb" if color else "minisblack", "compression": DEFLATE})
         atomic_write(path, lambda stream: stream.write(content))
 
-    def _of_deviations(self) -> OpenedFile:
+    def _of_deviations(self, deviations: Any) -> OpenedFile:
         """Stored values mean ``scale x stored + offset``, their standard deviations ``|scale| x stored``."""
         result = copy.copy(self)
-        result.options = {**self.options, "extratags": [_of_deviations(tag) for tag in self.options["extratags"]]}
+        result.options = {**self.options, "extratags": [_tag_of_deviations(tag) for tag in self.options["extratags"]]}
         return result
 
 
@@ -123,7 +123,7 @@ def _is_on_first_page_only(series: Any, code: int) -> bool:
     return len(series.pages) > 1 and code not in getattr(series.pages[1], "tags", {code: None})
 
 
-def _of_deviations(tag: tuple) -> tuple:
+def _tag_of_deviations(tag: tuple) -> tuple:
     """A tag, as listed by `_options`, without what describes only values."""
     code, kind, _, value, *rest = tag
     if code != METADATA_TAG:

@@ -8,15 +8,24 @@ Groups, chunks, compression, attributes, time units and everything observed stay
 would decode and encode all of them again.)
 """
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpytorch_gaps.formats.additions import (
+    FLAG_SUFFIX,
+    STD_SUFFIX,
+    AddedVariable,
+    added_variables,
+    with_line,
+    with_names,
+)
 from gpytorch_gaps.formats.arrays import slabs
 from gpytorch_gaps.formats.opened import OpenedFile, choose, reading, require_numbers
 from gpytorch_gaps.utils.conventions import LIMIT_ATTRIBUTES, holds_numbers, where_valid
-from gpytorch_gaps.utils.dtypes import to_dtype
+from gpytorch_gaps.utils.dtypes import is_gap, to_dtype
 
 if TYPE_CHECKING:
     import xarray
@@ -87,6 +96,32 @@ class XarrayFile(OpenedFile):
                     raw[new] = packed(values[new], self.dataset[name].encoding, raw.dtype, self.gap_value)
                     stored[rows] = raw
 
+    def _of_deviations(self, deviations: Any) -> "XarrayFile":
+        """Without the variables that were not filled."""
+        result, names = copy.copy(self), list(self._by_name(deviations))
+        result.dataset = self.dataset[names]
+        result.data = self.data[names] if hasattr(self.data, "data_vars") else self.data
+        return result
+
+    @classmethod
+    def _refuse_variables(cls, opened: OpenedFile, path: Path, lossless: bool) -> None:
+        if not isinstance(opened, XarrayFile):
+            return
+        for name in opened._by_name(opened.data):
+            for taken in (f"{name}{STD_SUFFIX}", f"{name}{FLAG_SUFFIX}"):
+                if taken in opened.dataset:
+                    raise ValueError(f"output: {opened.path} has a variable {taken!r} already; expected none")
+
+    def _added(self, filled: Any) -> dict[Any, dict[str, AddedVariable]]:
+        """The variables to add, by the variable that they belong to."""
+        deviations = {} if self.additions.deviations is None else self._by_name(self.additions.deviations)
+        data = {name: where_valid(one) for name, one in self._by_name(self.data).items()}
+        added = added_variables(self.additions.flags, data, self._by_name(filled), deviations)
+        for name, variables in added.items():
+            for variable in variables.values():
+                variable.attributes.update(_about_places(self.dataset[name].encoding))
+        return added
+
     def _unpacked(self, filled: Any) -> "xarray.Dataset":
         """The dataset with `filled` as it is, in floating-point numbers."""
         result = self.dataset
@@ -98,7 +133,7 @@ class XarrayFile(OpenedFile):
             dims = self.dataset[name].dims
             result = result.assign({name: (dims, one.transpose(*dims).data, attributes)})
             result[name].encoding = _meaning(encoding)
-        return result
+        return _with_additions(result, self.additions.history, self._added(filled))
 
     def _by_name(self, data: Any) -> dict[Any, "xarray.DataArray"]:
         return dict(data.data_vars) if hasattr(data, "data_vars") else {self.data.name: data}
@@ -111,7 +146,8 @@ class XarrayFile(OpenedFile):
         if not isinstance(opened, XarrayFile):
             name, values, coordinates = opened._labelled(filled)
             dims = [found[0] if found else f"dim_{i}" for i, found in enumerate(coordinates)]
-            return xarray.DataArray(values, dict(filter(None, coordinates)), dims, name).to_dataset()
+            result = xarray.DataArray(values, dict(filter(None, coordinates)), dims, name).to_dataset()
+            return _with_additions(result, opened.additions.history, _added_to(opened, result[name]))
         unpacked = opened._unpacked(filled)
         result = unpacked.drop_encoding()
         for key, variable in result.variables.items():
@@ -119,6 +155,36 @@ class XarrayFile(OpenedFile):
             if variable.dtype.kind in "mMO":  # in chunks, times are not written in given units
                 variable.load()
         return result
+
+
+def _added_to(opened: OpenedFile, filled: "xarray.DataArray") -> dict[Any, dict[str, AddedVariable]]:
+    """The variables to add to the contents of a file without labels."""
+    data = opened.data
+    gaps = np.isnan(opened._labelled(data)[1]) if hasattr(data, "index") else is_gap(data)
+    before = filled.copy(data=np.where(gaps, np.nan, 0.0))
+    deviations = opened.additions.deviations
+    if deviations is not None:
+        deviations = filled.copy(data=np.ma.filled(opened._labelled(deviations)[1], np.nan))
+    stds = {} if deviations is None else {filled.name: deviations}
+    return added_variables(opened.additions.flags, {filled.name: before}, {filled.name: filled}, stds)
+
+
+def _with_additions(
+    dataset: "xarray.Dataset", history: str, added: dict[Any, dict[str, AddedVariable]]
+) -> "xarray.Dataset":
+    """A Dataset with further variables and one more line of history."""
+    for name, variables in added.items():
+        dataset = dataset.assign({key: tuple(one) for key, one in variables.items()})
+        named = dataset[name].encoding.pop("ancillary_variables", dataset[name].attrs.get("ancillary_variables"))
+        dataset[name].attrs["ancillary_variables"] = with_names(named, variables)
+    if history:
+        dataset = dataset.assign_attrs(history=with_line(dataset.attrs.get("history"), history))
+    return dataset
+
+
+def _about_places(encoding: dict) -> dict[str, Any]:
+    """Attributes that say where the cells are, as those of the variable in its file."""
+    return {key: encoding[key] for key in ("coordinates", "grid_mapping") if key in encoding}
 
 
 def _numeric_data(path: Path, dataset: "xarray.Dataset", variable: str | None) -> Any:

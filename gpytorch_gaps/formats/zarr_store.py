@@ -3,9 +3,13 @@
 import importlib.util
 import shutil
 import stat
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from gpytorch_gaps.formats.additions import with_line, with_names
 from gpytorch_gaps.formats.opened import OpenedFile
 from gpytorch_gaps.formats.xarray_files import XarrayFile
 from gpytorch_gaps.utils.files import atomic_write_store, require_writable
@@ -44,6 +48,7 @@ class ZarrStore(XarrayFile):
             for folder in (partial, *filter(Path.is_dir, partial.rglob("*"))):
                 folder.chmod(folder.stat().st_mode | stat.S_IRWXU)  # the source may be read-only
             self._overwrite(zarr.open_group(partial, mode="r+"), filled)
+            self._add_to(partial, filled)
 
         if lossless:
             unpacked = self._unpacked(filled).copy()
@@ -54,6 +59,29 @@ class ZarrStore(XarrayFile):
             _write_zarr(unpacked, path, version)
         else:
             atomic_write_store(path, write)
+
+    def _add_to(self, path: Path, filled: Any) -> None:
+        """Adds variables and a line of history to a store."""
+        import zarr
+
+        is_consolidated = zarr.open_group(path, mode="r").metadata.consolidated_metadata is not None
+        group = zarr.open_group(path, mode="r+", use_consolidated=False)
+        added = self._added(filled)
+        for name, variables in added.items():
+            for key, (dims, values, attributes) in variables.items():
+                named: dict[str, Any] = {"dimension_names": dims} if group.metadata.zarr_format == 3 else {}
+                stored = group.create_array(key, shape=values.shape, dtype=values.dtype, **named)
+                stored[...] = values
+                plain = {one: np.asarray(value).tolist() for one, value in attributes.items()}
+                stored.attrs.update(plain if named else {**plain, "_ARRAY_DIMENSIONS": list(dims)})
+            about = group[name].attrs
+            about["ancillary_variables"] = with_names(about.get("ancillary_variables"), variables)
+        if self.additions.history:
+            group.attrs["history"] = with_line(group.attrs.get("history"), self.additions.history)
+        if is_consolidated and (added or self.additions.history):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that version 3 does not specify it: the source has it nevertheless
+                zarr.consolidate_metadata(path)
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:

@@ -46,6 +46,7 @@ def test_a_variable_is_the_mask(cube, seen, tmp_path, fill):
     np.testing.assert_array_equal(np.isnan(filled.sst), LAND)
     np.testing.assert_array_equal(np.isnan(std.sst), LAND)
     before = xr.open_dataset(cube)
+    assert "filled sst" in filled.attrs.pop("history")
     assert filled.drop_vars("sst").identical(before.drop_vars("sst"))
 
 

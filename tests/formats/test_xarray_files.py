@@ -503,8 +503,10 @@ def test_deviations_of_packed_numbers_are_floating_numbers_that_say_what_they_ar
     after = stored(tmp_path / f"out{path.suffix}")
     assert after.a.values.tolist() == [0.0, 0.5, 0.0]
     assert {key: after.a.attrs[key] for key in after.a.attrs if key != "_FillValue"} == {
-        "units": "K", "long_name": "standard deviation of warmth",
-    }  # fmt: skip
+        "units": "K",
+        "long_name": "standard deviation of warmth",
+        "standard_name": "air_temperature standard_error",
+    }
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
