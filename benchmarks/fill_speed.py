@@ -70,7 +70,11 @@ def pacific(seed: int, months: int | None) -> Case:
 
 def hourly(seed: int, months: int | None) -> Case:
     table = weather_table(8760, 36, seed)
-    return Case(table.truth, table.gaps, [np.datetime64("2023-01-01T00", "h") + table.hours.astype("timedelta64[h]"), table.places])
+    return Case(
+        table.truth,
+        table.gaps,
+        [np.datetime64("2023-01-01T00", "h") + table.hours.astype("timedelta64[h]"), table.places],
+    )
 
 
 def pm10(seed: int, months: int | None) -> Case:

@@ -1,9 +1,8 @@
-"""Log-determinant and normal log density of a dense covariance by its Cholesky factor, with closed-form gradients.
+"""Log-determinant of a dense covariance by its Cholesky factor, with its gradient in closed form.
 
-    log N(r | 0, A) = -(r' a + log|A| + n log 2 pi) / 2,    a = A^-1 r
-    d log|A| / dA = A^-1,    d log N / dA = (a a' - A^-1) / 2,    d log N / dr = -a
+    d log|A| / dA = A^-1
 
-These gradients cost a third of differentiating the factorisation.
+This costs a third of differentiating the factorisation.
 
 >>> covariance = torch.tensor([[4.0, 0.0], [0.0, 0.25]], dtype=torch.float64, requires_grad=True)
 >>> (gradient,) = torch.autograd.grad(dense_logdet(covariance), covariance)
@@ -11,7 +10,6 @@ These gradients cost a third of differentiating the factorisation.
 True
 """
 
-import math
 from typing import Any
 
 import torch
@@ -50,11 +48,6 @@ def factored_logdet(cholesky: Tensor, kernel: Tensor, noise: Tensor) -> Tensor:
     return _FactoredLogdet.apply(cholesky, kernel, noise)
 
 
-def normal_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
-    """``log N(r | 0, A)``, differentiable in both. shape: (n,), (n, n) -> ()"""
-    return _NormalLogProb.apply(residual, covariance)
-
-
 class _DenseLogdet(Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
@@ -83,19 +76,3 @@ class _FactoredLogdet(Function):
         inverse = torch.cholesky_inverse(cholesky).mul_(grad_outputs[0][..., None, None])
         of_kernel, of_noise = ctx.shapes
         return None, inverse.sum_to_size(of_kernel), inverse.diagonal(dim1=-2, dim2=-1).sum_to_size(of_noise)
-
-
-class _NormalLogProb(Function):
-    @staticmethod
-    def forward(ctx: Any, residual: Tensor, covariance: Tensor) -> Tensor:
-        cholesky = psd_safe_cholesky(covariance)
-        weights = torch.cholesky_solve(residual.unsqueeze(-1), cholesky).squeeze(-1)
-        ctx.save_for_backward(weights, cholesky)
-        return -0.5 * (residual @ weights + logdet_from(cholesky) + len(residual) * math.log(2 * math.pi))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        refuse_second_order()
-        weights, cholesky = ctx.saved_tensors
-        outer = torch.cholesky_inverse(cholesky).neg_().addr_(weights, weights)
-        return -grad_outputs[0] * weights, outer.mul_(0.5 * grad_outputs[0])

@@ -9,23 +9,18 @@ longer runs, and the winner is trained on all windows.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models import ExactGP
-from torch import Tensor
+from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpytorch_gaps.autograd.dense import normal_log_prob
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.model import ProductTerm, TrendMean, make_likelihood, make_model
+from gpytorch_gaps.filling.window_likelihood import WindowLogLikelihood, WindowTensors
 from gpytorch_gaps.filling.windows import Window
-from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.training.fit import fit
-from gpytorch_gaps.training.history import FitError, History
+from gpytorch_gaps.training.history import History
 from gpytorch_gaps.utils.progress import with_bar
 from gpytorch_gaps.utils.threads import threads_for
 
@@ -70,69 +65,32 @@ class Learned:
     history: History | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class WindowTensors:
-    """A window as tensors.
+class Contender:
+    """A candidate on some windows, trained step by step. `loss` is the smallest of the latest steps.
 
-    `picks` are rows of the identity, (N, m_i): products with them are far faster than indexing, above all backwards.
+    Steps are those of :func:`fit`, without its records, checkpoints and ways back.
     """
 
-    grid: CartesianGrid
-    picks: list[Tensor]
-    points: Tensor
-    index: Tensor
-    y: Tensor
-    residual: Tensor
-    noise: Tensor
+    def __init__(self, found: Learned, windows: Sequence[WindowTensors], mean: TrendMean) -> None:
+        self.found, self.loss = found, math.inf
+        self._mll = _objective(found, windows, mean)
+        trained = [parameter for parameter in self._mll.model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.Adam(trained, lr=_LEARNING_RATE)
 
-    @classmethod
-    def of(cls, window: Window, axes: Sequence[Axis], mean: TrendMean) -> "WindowTensors":
-        grid = CartesianGrid([torch.from_numpy(axis.points[p]) for axis, p in zip(axes, window.positions, strict=True)])
-        columns = window.cells.unbind(-1)
-        picks = [torch.eye(size, dtype=torch.float64)[c] for size, c in zip(grid.shape, columns, strict=True)]
-        index = grid.ravel(columns)
-        points = grid.points(index)
-        return cls(grid, picks, points, index, window.values, window.values - mean(points), window.noise)
-
-    def covariance(self, kernel: Kernel, axes: Sequence[int]) -> Tensor:
-        """The covariance of the observations, for a kernel on an axis or a block of axes. shape: (N, N)"""
-        if len(axes) == 1:
-            pick = self.picks[axes[0]]
-            return pick @ kernel(self.grid.axes[axes[0]]).to_dense() @ pick.mT
-        columns = slice(self.grid.columns[axes[0]].start, self.grid.columns[axes[-1]].stop)
-        return kernel(self.points[:, columns]).to_dense()
-
-
-class WindowLogLikelihood(ExactMarginalLogLikelihood):
-    """The composite log marginal likelihood of several windows, per observation, with the priors of the kernels.
-
-    Windows share the kernels of `model`, which is the model of the first of them. All are evaluated by dense algebra,
-    so the lazy prior of the first that GPyTorch passes in is not evaluated.
-    """
-
-    def __init__(
-        self,
-        likelihood: GappyGridLikelihood,
-        model: ExactGP,
-        terms: Sequence[ProductTerm],
-        windows: Sequence[WindowTensors],
-    ) -> None:
-        super().__init__(likelihood, model)
-        self._terms, self._windows = list(terms), list(windows)
-
-    def forward(self, function_dist: object, target: Tensor, *params: object, **kwargs: object) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
-        for window in self._windows:
-            total = total + normal_log_prob(window.residual, self._covariance(window))
-        return self._add_other_terms(total, params) / sum(len(window.y) for window in self._windows)
-
-    def _covariance(self, window: WindowTensors) -> Tensor:
-        """shape: (N, N)"""
-        covariance = torch.diag(self.likelihood.noise + window.noise)
-        for term in self._terms:
-            factors = map(window.covariance, term.kernels, term.blocks)
-            covariance = covariance + term.scale * math.prod(factors, start=torch.ones(()))
-        return covariance
+    def train(self, steps: int) -> bool:
+        """Takes some steps. Returns whether all of their losses are finite."""
+        losses = []
+        for _ in range(steps):
+            self._optimizer.zero_grad()
+            try:
+                loss = -self._mll(None, None)
+            except (NanError, NotPSDError):
+                return False
+            loss.backward()
+            losses.append(loss.item())
+            self._optimizer.step()
+        self.loss = min(losses)
+        return all(map(math.isfinite, losses))
 
 
 @threads_for(flops=0.0)  # windows have a few hundred observations
@@ -148,22 +106,34 @@ def learn(candidates: Sequence[Candidate], data: TrainingData, steps: int, progr
     windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
     few = [*windows[:1], *windows[1:][-2:]]  # one of neighbouring cells and two with strides
     field = [Learned(name, make(), make_likelihood(data.variance, data.noise_floor)) for name, make in candidates]
-    if len(field) > 1:
-        with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
-            for length, survivors in ((FIRST_STEPS, _FINALISTS), (FURTHER_STEPS, 1)):
-                trained = []
-                for found in field:
-                    with suppress(FitError):  # candidates that fail are dropped
-                        trained.append(_train(found, few, data.mean, length, progress=False))
-                    bar.update()
-                field = sorted(trained or field[:1], key=lambda one: one.loss + min_gain * len(one.terms))[:survivors]
-    return _train(field[0], windows, data.mean, steps, progress)
+    best = field[0] if len(field) == 1 else _best_of(field, few, data.mean, min_gain)
+    return _train(best, windows, data.mean, steps, progress)
+
+
+def _best_of(field: Sequence[Learned], windows: Sequence[WindowTensors], mean: TrendMean, min_gain: float) -> Learned:
+    """The candidate with the smallest loss after some steps, where another term costs `min_gain`."""
+    contenders = [Contender(found, windows, mean) for found in field]
+    with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
+        for length, survivors in ((FIRST_STEPS, _FINALISTS), (FURTHER_STEPS, 1)):
+            trained = []
+            for contender in contenders:
+                if contender.train(length):  # candidates that fail are dropped
+                    trained.append(contender)
+                bar.update()
+            contenders = sorted(trained or contenders[:1], key=lambda one: one.loss + min_gain * len(one.found.terms))[
+                :survivors
+            ]
+    return contenders[0].found
 
 
 def _train(found: Learned, windows: Sequence[WindowTensors], mean: TrendMean, steps: int, progress: bool) -> Learned:
     """Trains the parameters of `found` in place."""
-    terms, likelihood, first = found.terms, found.likelihood, windows[0]
-    model = make_model(first.grid, first.index, first.y, terms, likelihood, mean)
-    mll = WindowLogLikelihood(likelihood, model, terms, windows)
-    history = fit(model, steps, lr=_LEARNING_RATE, mll=mll, progress=progress, patience=10, min_improvement=0.05)
-    return Learned(found.name, terms, likelihood, min(history.loss), history)
+    mll = _objective(found, windows, mean)
+    history = fit(mll.model, steps, lr=_LEARNING_RATE, mll=mll, progress=progress, patience=10, min_improvement=0.05)
+    return Learned(found.name, found.terms, found.likelihood, min(history.loss), history)
+
+
+def _objective(found: Learned, windows: Sequence[WindowTensors], mean: TrendMean) -> WindowLogLikelihood:
+    first = windows[0]
+    model = make_model(first.grid, first.index, first.y, found.terms, found.likelihood, mean)
+    return WindowLogLikelihood(found.likelihood, model, found.terms, windows)

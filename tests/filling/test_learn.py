@@ -8,12 +8,12 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
-from gpytorch_gaps.autograd.dense import normal_log_prob
 from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, SpatialBlock, candidates, spatial_block
 from gpytorch_gaps.filling.describe import describe_axes
 from gpytorch_gaps.filling.grid_values import GridValues
-from gpytorch_gaps.filling.learn import TrainingData, WindowLogLikelihood, WindowTensors, learn
+from gpytorch_gaps.filling.learn import TrainingData, learn
 from gpytorch_gaps.filling.model import NOISE_FLOOR, ProductTerm, TrendMean, make_likelihood, make_model
+from gpytorch_gaps.filling.window_likelihood import WindowLogLikelihood, WindowTensors
 from gpytorch_gaps.filling.windows import choose_windows, whole_window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
@@ -23,23 +23,6 @@ RNG = np.random.default_rng(0)
 def plane(dimensions, constant=0.3, slopes=0.1):
     ones = torch.ones(dimensions, dtype=torch.float64)
     return TrendMean(constant, slopes * ones, 0.5 * ones)
-
-
-def test_normal_log_prob_against_torch_for_value_and_gradient():
-    root = torch.randn(7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    covariance = (root @ root.mT + torch.eye(7)).requires_grad_(True)
-    residual = torch.linspace(-1, 2, 7, dtype=torch.float64).requires_grad_(True)
-    ours = normal_log_prob(residual, covariance)
-    theirs = torch.distributions.MultivariateNormal(torch.zeros(7, dtype=torch.float64), covariance).log_prob(residual)
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
-    for mine, other in zip(
-        torch.autograd.grad(ours, (residual, covariance)),
-        torch.autograd.grad(theirs, (residual, covariance)),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
-    with pytest.raises(RuntimeError, match="create_graph"):
-        torch.autograd.grad(normal_log_prob(residual, covariance), residual, create_graph=True)
 
 
 @pytest.mark.parametrize("scales", [1, 2])
