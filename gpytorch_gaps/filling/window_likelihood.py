@@ -3,7 +3,8 @@
     log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I + D_w)
 
 D_w has the known variances of measurement errors, if there are any. A window has few positions along an axis and some
-hundred observations. A kernel is called once for all windows, at positions or at lags, and never at all pairs of observations.
+hundred observations. A kernel is called once for all windows, at positions or at lags, not at all pairs of
+observations.
 """
 
 from collections.abc import Sequence
