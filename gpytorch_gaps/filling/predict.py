@@ -76,14 +76,15 @@ class Prediction:
 
 
 @contextmanager
-def variance_budget(solve_flops: float, num_points: int, max_samples: int) -> Iterator[None]:
-    """Settings with which the variances of so many points take seconds, or about a minute.
+def variance_budget(solve_flops: float, exact_flops: float, max_samples: int) -> Iterator[None]:
+    """Settings with which variances take seconds, or about a minute.
 
     :param solve_flops: the cost of one solve, 0 if there is a dense factor.
+    :param exact_flops: the cost of exact variances, a solve for every point.
     """
     affordable = _SAMPLED_VARIANCE_FLOPS / max(_DRAW_OVER_MEAN_FLOPS * solve_flops, 1.0)
     samples = int(min(max_samples, max(settings.variance_samples.minimum, affordable)))
-    method = "auto" if solve_flops * num_points <= _MAX_EXACT_VARIANCE_FLOPS else "pathwise"
+    method = "auto" if exact_flops <= _MAX_EXACT_VARIANCE_FLOPS else "pathwise"
     with settings.variance_method(method), settings.variance_samples(samples):
         yield
 
