@@ -13,6 +13,7 @@ from gpytorch_gaps.formats import Additions, OpenedFile, check_output, open_file
 from gpytorch_gaps.utils.files import atomic_write, require_place
 
 PICTURES = (".png", ".pdf", ".svg")
+PAGES = (".html", ".htm")
 
 
 def open_input(options: argparse.Namespace) -> OpenedFile:
@@ -111,6 +112,16 @@ def check_picture(name: str, path: Path) -> None:
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"{name}: got {path}, expected a name that ends in {', '.join(PICTURES)}")
     require_place(name, path)
+    import gpytorch_gaps.plot  # noqa: F401  raises if matplotlib is missing
+
+
+def check_page(path: Path, force: bool) -> None:
+    """Checks that a page with pictures can be made and written there."""
+    if path.suffix.lower() not in PAGES:
+        raise ValueError(f"--output: got {path}, expected a name that ends in {', '.join(PAGES)}")
+    require_place("--output", path)
+    if path.exists() and not force:
+        raise ValueError(f"{path}: exists; --force replaces it")
     import gpytorch_gaps.plot  # noqa: F401  raises if matplotlib is missing
 
 

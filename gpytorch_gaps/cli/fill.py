@@ -9,8 +9,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 import gpytorch_gaps as gaps
 from gpytorch_gaps.cli.files import Outputs, check_outputs, open_input, read_arrays, save_picture
 from gpytorch_gaps.cli.masks import distrust, read_mask
@@ -18,8 +16,6 @@ from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.formats import Additions, OpenedFile
-
-_MOST_PICTURE_CELLS = 4_000_000  # a larger array is drawn from every n-th cell
 
 
 def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
@@ -35,21 +31,8 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
         where = read_mask(options.mask, opened)
         values, kinds = read_arrays(opened)
         outputs = check_outputs(options, opened, kinds)
-        result = gaps.fill_gaps(
-            values,
-            opened.axes,
-            periods=_periods(options),
-            smooth=options.smooth,
-            where=where,
-            max_gap=dict(options.max_gap) or None,
-            joint=_is_joint(options, kinds),
-            std=_wants_std(options, kinds),
-            check=not options.no_check,
-            steps=options.steps,
-            memory=options.memory * 2**30,
-            seed=options.seed,
-            progress=not options.quiet and sys.stderr.isatty(),  # no progress bars in log files
-        )
+        passed = fill_options(options, kinds, where)
+        result = gaps.fill_gaps(values, opened.axes, **passed, std=_wants_std(options, kinds))
         _write(result, opened, outputs, options.flags, kinds)
     seconds = time.perf_counter() - started
     found = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
@@ -59,6 +42,25 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
     elif not options.quiet:
         print(_in_words(reports, outputs, seconds))
     return 0
+
+
+def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], where: Any = None) -> dict[str, Any]:
+    """The options of the command as keywords of ``fill_gaps``, all but `std`.
+
+    :param where: the mask of ``--mask``.
+    """
+    return {
+        "periods": _periods(options),
+        "smooth": options.smooth,
+        "where": where,
+        "max_gap": dict(options.max_gap) or None,
+        "joint": _is_joint(options, kinds),
+        "check": not options.no_check,
+        "steps": options.steps,
+        "memory": options.memory * 2**30,
+        "seed": options.seed,
+        "progress": not options.quiet and sys.stderr.isatty(),  # no progress bars in log files
+    }
 
 
 def _periods(options: argparse.Namespace) -> dict[str | int, list[float]] | None:
@@ -132,20 +134,9 @@ def _draw(result: gaps.Filled, axes: Any, variable: str) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
-    from gpytorch_gaps import plot
+    from gpytorch_gaps.plot.results import draw_result
 
-    mean, std, gap = (
-        one[variable] if hasattr(one, "data_vars") else one for one in (result.mean, result.std, result.gaps)
-    )
-    shape = mean.shape
-    step = math.ceil((math.prod(shape) / _MOST_PICTURE_CELLS) ** (1 / len(shape)))
-    if step > 1:
-        some = (slice(None, None, step),) * len(shape)
-        mean, std, gap = mean[some], None if std is None else std[some], gap[some]
-    shown = gaps.Filled(mean, std, gap, None, None)
-    if np.ma.isMaskedArray(shown.mean) and shown.mean.dtype == np.uint8 and len(shape) == 3:
-        return plot.fill(shown, rgb=shape[-1] == 3)
-    return plot.fill(shown, axes=None if step > 1 else axes)
+    return draw_result(result, axes, variable)
 
 
 def _in_words(reports: dict[str, FillReport], outputs: Outputs, seconds: float) -> str:

@@ -58,6 +58,10 @@ def _run(options: argparse.Namespace, warned: list[str]) -> int:
         from gpytorch_gaps.cli.fill import run_fill
 
         return run_fill(options, warned)
+    if options.command == "report":
+        from gpytorch_gaps.cli.report import run_report
+
+        return run_report(options, warned)
     if options.command == "inspect":
         from gpytorch_gaps.cli.inspect import run_inspect
 

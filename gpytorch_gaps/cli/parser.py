@@ -15,6 +15,7 @@ _FORMATS = ".npy, .npz, .nc, .zarr, .csv, .tif or .png"
 _EXAMPLES = """examples:
   gpytorch-gaps inspect sst.nc
   gpytorch-gaps fill sst.nc -o filled.nc --std uncertainty.nc --plot before_after.png
+  gpytorch-gaps report sst.nc -o report.html
   gpytorch-gaps fill photo.png -o mended.png --gap-value 0
   gpytorch-gaps demo
 
@@ -31,13 +32,17 @@ Observed values and everything else in the file are written unchanged, bit for b
 Arrays of more than four million cells are filled piece by piece, without standard deviations.
 """
 
+_REPORT_EXAMPLES = """example:
+  gpytorch-gaps report sst.nc -o report.html
+"""
+
 _INSPECT_EXAMPLES = """example:
   gpytorch-gaps inspect sst.nc --json
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of ``gpytorch-gaps`` with its commands fill, inspect and demo."""
+    """The parser of ``gpytorch-gaps`` with its commands fill, report, inspect and demo."""
     parser = argparse.ArgumentParser(
         prog="gpytorch-gaps",
         description="Fills the gaps of gridded data with exact Gaussian processes and reports the uncertainty.",
@@ -47,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_fill(commands)
+    _add_report(commands)
     _add_inspect(commands)
     _add_demo(commands)
     return parser
@@ -87,6 +93,40 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     files.add_argument("--plot", metavar="PICTURE", type=Path, help="before, after, uncertainty: .png, .pdf or .svg")
     files.add_argument("--force", action="store_true", help="replace existing files")
+    _add_model(parser)
+    messages = parser.add_argument_group("messages")
+    either = messages.add_mutually_exclusive_group()
+    either.add_argument("--quiet", action="store_true", help="print errors only")
+    either.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_traceback(messages)
+
+
+def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "report",
+        help="fill the gaps of a file, and write a page with pictures and scores",
+        description="Fills the gaps of a file, and writes a page in HTML: before and after, error bars, scores of "
+        "withheld observations, the model in words and what was assumed about each axis.",
+        epilog=_REPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_input(parser)
+    files = parser.add_argument_group("results")
+    files.add_argument("-o", "--output", metavar="PAGE", type=Path, required=True, help="the page: .html")
+    files.add_argument("--no-std", action="store_true", help="no standard deviations: faster")
+    files.add_argument(
+        "--folds", metavar="N", type=_integer(0), default=5,
+        help="times that observations are withheld and predicted (default 5); 0 for none",
+    )  # fmt: skip
+    files.add_argument("--force", action="store_true", help="replace an existing page")
+    _add_model(parser)
+    messages = parser.add_argument_group("messages")
+    messages.add_argument("--quiet", action="store_true", help="print errors only")
+    _add_traceback(messages)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fill_gaps``, with the same defaults."""
     _add_what(parser.add_argument_group("what to fill"))
     model = parser.add_argument_group("model")
     model.add_argument("--smooth", action="store_true", help="replace observed values too, by the field without noise")
@@ -99,16 +139,11 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="a cycle along an axis (name or number), in the units of the axis, days for times; 'none' for no cycle; "
         "repeatable. Default: a yearly and a daily cycle are detected",
     )  # fmt: skip
-    model.add_argument("--steps", metavar="N", type=_integer(1), default=50, help="most training steps (default 50)")
+    model.add_argument("--steps", metavar="N", type=_integer(1), default=40, help="most training steps (default 40)")
     model.add_argument("--seed", metavar="N", type=_integer(0), default=0, help="random seed (default 0)")
     model.add_argument(
         "--memory", metavar="GiB", type=_positive, default=4.0, help="memory for filling piece by piece (default 4)"
     )
-    messages = parser.add_argument_group("messages")
-    either = messages.add_mutually_exclusive_group()
-    either.add_argument("--quiet", action="store_true", help="print errors only")
-    either.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_traceback(messages)
 
 
 def _add_what(group: argparse._ActionsContainer) -> None:

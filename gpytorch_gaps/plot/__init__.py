@@ -2,7 +2,7 @@
 
     plot.field(values, axes)    plot.fill(result)      plot.kernels(model)
     plot.uncertainty(std)       plot.panels({...})     plot.history(history)
-    plot.series(x, mean, std)
+    plot.series(x, mean, std)    plot.evaluation(evaluation)    plot.report(result, "page.html")
 
 A picture of one panel is drawn into `ax`, or into a new figure, and returned as Axes. A picture of several panels is a
 new figure, which is returned. Figures belong to pyplot: notebooks and ``plt.show()`` show them, ``plt.close()`` closes
@@ -18,6 +18,8 @@ from gpytorch_gaps.plot.correlations import kernels
 from gpytorch_gaps.plot.fields import field, panels, uncertainty
 from gpytorch_gaps.plot.filling import fill
 from gpytorch_gaps.plot.lines import series
+from gpytorch_gaps.plot.page import report
+from gpytorch_gaps.plot.scores import evaluation
 from gpytorch_gaps.plot.training import history
 
-__all__ = ["field", "fill", "history", "kernels", "panels", "series", "uncertainty"]
+__all__ = ["evaluation", "field", "fill", "history", "kernels", "panels", "report", "series", "uncertainty"]

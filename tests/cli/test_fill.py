@@ -56,12 +56,12 @@ def test_a_picture_is_drawn(source, tmp_path, fill):
 
 
 def test_a_picture_that_fails_does_not_cost_the_filling(source, tmp_path, fill, monkeypatch):
-    plot = pytest.importorskip("gpytorch_gaps.plot")
+    results = pytest.importorskip("gpytorch_gaps.plot.results")
 
     def broken(*_, **__):
         raise ValueError("no ink")
 
-    monkeypatch.setattr(plot, "fill", broken)
+    monkeypatch.setattr(results, "fill", broken)
     code, _, err = fill(source, "-o", tmp_path / "out.npy", "--plot", tmp_path / "p.png")
     assert code == 1
     assert "is written" in err
