@@ -33,6 +33,7 @@ from gpytorch_gaps.filling.grid_values import Part, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.orientation import Orientation
 from gpytorch_gaps.filling.predict import NORMAL_975, Prediction
 from gpytorch_gaps.posterior.scoring import Score, score_errors
 from gpytorch_gaps.reports import CalibrationWarning
@@ -43,21 +44,37 @@ _MODEL_WEIGHT = 15.0  # v0
 _REFUTED = 1e-3  # probability of errors so large, or so small, below which the model is not trusted
 _MAX_VARIANCE_SAMPLES = 16
 _FEW_DRAWS, _MANY_DRAWS = 8, 64  # of errors, for their degrees of freedom; many if there is a dense factor
+_MAX_EXACT_ERRORS = 1000  # whose covariance is computed if there is a dense factor
 _MAX_GAPS = 500  # whose variance is computed if standard deviations are not
 _LIKE_THE_GAPS = 0.8  # withheld cells are like the gaps if their expected error is at least this share of that there
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """Predictions of measurements: `mean` and `variance` (Q,), and draws of their errors (n, Q)."""
+    """Predictions of measurements: `mean` and `variance` (Q,), and `draws` (n, Q) or `covariance` (Q, Q) of errors."""
 
     mean: Tensor
     variance: Tensor
-    draws: Tensor
+    draws: Tensor | None = None
+    covariance: Tensor | None = None
+
+    def freedom(self, unit: Tensor | float = 1.0) -> float:
+        """Degrees of freedom of the errors, divided by `unit`: ``(tr C)^2 / |C|_F^2``."""
+        if self.covariance is None:
+            assert self.draws is not None
+            return _freedom_of_draws(self.draws / unit)
+        unit = torch.as_tensor(unit, dtype=self.covariance.dtype)
+        scaled = self.covariance / unit.unsqueeze(-1) / unit
+        return max(1.0, float((scaled.trace() / torch.linalg.matrix_norm(scaled)) ** 2))
 
     def at(self, rows: Any, unit: float = 1.0) -> "Predicted":
         """Some of the predictions, times `unit`."""
-        return Predicted(unit * self.mean[rows], unit**2 * self.variance[rows], unit * self.draws[:, rows])
+        return Predicted(
+            unit * self.mean[rows],
+            unit**2 * self.variance[rows],
+            None if self.draws is None else unit * self.draws[:, rows],
+            None if self.covariance is None else unit**2 * self.covariance[rows][:, rows],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +156,13 @@ def check_withheld(
     return judge(predicted, part.values[withheld.scored], in_gaps)
 
 
-def sample_gaps(gaps: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Flags of all `gaps`, or of a few hundred of them."""
-    cells = np.flatnonzero(gaps)
+def sample_gaps(gaps: np.ndarray, generator: np.random.Generator, orientation: Orientation) -> np.ndarray:
+    """Flags of all `gaps`, or of a few hundred of them, chosen in the canonical order."""
+    turned = orientation.turn(gaps)
+    cells = np.flatnonzero(turned)
     flags = np.zeros(gaps.size, dtype=bool)
     flags[cells if len(cells) <= _MAX_GAPS else generator.choice(cells, _MAX_GAPS, replace=False)] = True
-    return flags.reshape(gaps.shape)
+    return orientation.turn_back(flags.reshape(turned.shape))
 
 
 def predict_measurements(
@@ -158,6 +176,9 @@ def predict_measurements(
     prediction = Prediction(model, x.to(device), options, quick=True)
     noise = model.likelihood.noise.detach() if noise is None else torch.as_tensor(noise, device=device)
     variance = prediction.variance(_MAX_VARIANCE_SAMPLES) + noise
+    if prediction.is_factorized and len(x) <= _MAX_EXACT_ERRORS:
+        covariance = prediction.covariance() + torch.diag(noise.expand(len(x)))
+        return Predicted(prediction.mean.cpu(), variance.cpu(), covariance=covariance.cpu())
     draws = prediction.draws(_MANY_DRAWS if prediction.is_factorized else _FEW_DRAWS)
     draws = draws + noise.sqrt() * torch.randn_like(draws)
     return Predicted(prediction.mean.cpu(), variance.cpu(), draws.cpu())
@@ -173,15 +194,15 @@ def judge(predicted: Predicted, truth: np.ndarray, gap_variance: float | None = 
         variance=expected,
         gap_variance=gap_variance,
         ratio=float(error.square().mean()) / expected,
-        freedom=_freedom(predicted.draws),
-        independent=_freedom(predicted.draws / deviation),
+        freedom=predicted.freedom(),
+        independent=predicted.freedom(deviation),
         stretch=float((error / deviation).abs().quantile(0.95)) / NORMAL_975,
         predicted=predicted,
         truth=truth,
     )
 
 
-def _freedom(draws: Tensor) -> float:
+def _freedom_of_draws(draws: Tensor) -> float:
     """``(tr C)^2 / |C|_F^2``, from independent draws: ``E d_i'd_i = tr C``, ``E (d_i'd_j)^2 = |C|_F^2``."""
     draws = draws / draws.square().mean().sqrt()  # for any units
     products = draws @ draws.mT

@@ -5,7 +5,7 @@
 | distances | Matern or squared exponential; with several columns, one length-scale per column |
 | distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
 | labels | a free covariance of low rank that starts from the empirical correlations |
-| regular axes of space, side by side | one Matern kernel of the distance in the plane, or on the sphere |
+| regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
 """
 
 import copy
@@ -32,7 +32,7 @@ _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squ
 _LABEL_RANK = 5  # of free covariances
 _LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
 _MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
-_SPACE = ("number", "latitude", "longitude", "position")  # kinds of axes
+_SPACE = ("latitude", "longitude", "number", "position")  # kinds of axes, as they come in a block
 _MAX_BLOCK = 3  # axes of space
 _SAME_DEGREE = 1.1  # ratio of the longest to the shortest degree of longitude, up to which latitudes are a plane
 
@@ -140,7 +140,7 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
 
 @dataclass(frozen=True)
 class SpatialBlock:
-    """Regular axes of space, side by side, whose kernel is one of the distance.
+    """Regular axes of space whose kernel is one of the distance.
 
     :param axes: their numbers.
     :param on_sphere: whether they are latitude and longitude where a degree of longitude is not the same everywhere.
@@ -155,16 +155,15 @@ class SpatialBlock:
 
 
 def spatial_block(task: KernelTask) -> SpatialBlock | None:
-    """The first run of two or three axes of space that are regular, without cycles or kernels of the user's."""
-    runs: list[list[int]] = [[]]
-    for number, axis in enumerate(task.axes):
-        free = task.given[number] is None and not task.periods[number] and axis.size > 1
-        if free and axis.kind in _SPACE and is_regular(axis):
-            runs[-1].append(number)
-        else:
-            runs.append([])
-    run = next((tuple(own[:_MAX_BLOCK]) for own in runs if len(own) > 1), None)
-    if run is None:
+    """Two or three axes of space that are regular, without cycles or kernels of the user's; latitude first."""
+    free = [
+        number
+        for number, axis in enumerate(task.axes)
+        if task.given[number] is None and not task.periods[number] and axis.size > 1
+    ]
+    space = [number for number in free if task.axes[number].kind in _SPACE and is_regular(task.axes[number])]
+    run = tuple(sorted(space, key=lambda number: _SPACE.index(task.axes[number].kind)))[:_MAX_BLOCK]
+    if len(run) < 2:
         return None
     kinds = [task.axes[number].kind for number in run]
     if kinds == ["latitude", "longitude"]:

@@ -88,10 +88,10 @@ def choose_model(
     if sum(map(len, windows)) < 2:
         raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
     given = options.kernels_of(axes)
-    covariates = source.covariates
-    left = less_backgrounds(part.values, axes, covariates, generator)
+    covariates, turn = source.covariates, part.orientation
+    left = less_backgrounds(part.values, axes, covariates, generator, turn)
     periods, cycles = _cycles(left, axes, options, given, whole, whole and not limits.one_term)
-    cells, values = sample_observations(part.values, generator)
+    cells, values = sample_observations(part.values, generator, turn)
     if whole:
         mean = fit_mean(axes, cells, values, options.trend and not limits.one_term, cycles, covariates)
     else:

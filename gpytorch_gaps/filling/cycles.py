@@ -104,13 +104,16 @@ def explained_share(numbers: np.ndarray, axis: int, times: np.ndarray, period: f
     long_enough = np.flatnonzero(counts > 2 * parameters)
     if not len(long_enough):
         return 0.0
-    chosen = long_enough[np.linspace(0, len(long_enough) - 1, min(len(long_enough), _MAX_SERIES)).astype(int)]
+    if len(long_enough) > _MAX_SERIES:  # evenly by their number of observations and their level, in any arrangement
+        levels = np.nanmean(series[:, long_enough], axis=0)
+        long_enough = long_enough[np.lexsort((levels, counts[long_enough]))]
+        long_enough = long_enough[np.linspace(0, len(long_enough) - 1, _MAX_SERIES).astype(int)]
     angle = 2 * np.pi * times / period
     line = np.stack([np.ones_like(times), (times - times.mean()) / max(np.ptp(times), 1e-300)], axis=1)
     waves = [wave(h * angle) for h in range(1, _HARMONICS + 1) for wave in (np.cos, np.sin)]
     full = np.concatenate([line, np.stack(waves, axis=1)], axis=1)
     before = after = 0.0
-    for column in chosen:
+    for column in long_enough:
         known = ~np.isnan(series[:, column])
         y = series[known, column]
         before += _residual_square(line[known], y) / (len(y) - line.shape[1])

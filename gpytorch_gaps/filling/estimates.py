@@ -19,6 +19,7 @@ from gpytorch_gaps.filling.covariates import Covariates
 from gpytorch_gaps.filling.cycles import Cycles, fit_cycles
 from gpytorch_gaps.filling.grid_values import coordinates
 from gpytorch_gaps.filling.model import TrendMean
+from gpytorch_gaps.filling.orientation import Orientation
 
 _MIN_EXPLAINED_SHARE = 0.05  # of the variance, by slopes
 _MAX_SAMPLE = 200_000  # observations by which a trend is estimated
@@ -93,33 +94,50 @@ def _least_squares(design: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def refit_mean(
-    mean: TrendMean, axes: Sequence[Axis], numbers: np.ndarray, trend: bool, generator: np.random.Generator
+    mean: TrendMean,
+    axes: Sequence[Axis],
+    numbers: np.ndarray,
+    trend: bool,
+    generator: np.random.Generator,
+    orientation: Orientation | None = None,
 ) -> TrendMean:
     """The same mean function with coefficients by other observations: `numbers` on the grid, NaN at gaps."""
     cycles = mean.cycles
     if cycles is not None:
-        left = less_backgrounds(numbers, axes, mean.covariates, generator)
+        left = less_backgrounds(numbers, axes, mean.covariates, generator, orientation)
         cycles = fit_cycles(left, axes, cycles.axis, cycles.periods)
-    return fit_mean(axes, *sample_observations(numbers, generator), trend, cycles, mean.covariates)
+    return fit_mean(axes, *sample_observations(numbers, generator, orientation), trend, cycles, mean.covariates)
 
 
 def less_backgrounds(
-    numbers: np.ndarray, axes: Sequence[Axis], covariates: Covariates | None, generator: np.random.Generator
+    numbers: np.ndarray,
+    axes: Sequence[Axis],
+    covariates: Covariates | None,
+    generator: np.random.Generator,
+    orientation: Orientation | None = None,
 ) -> np.ndarray:
     """Values on a grid without what backgrounds explain of them."""
     if covariates is None:
         return numbers
-    alone = fit_mean(axes, *sample_observations(numbers, generator), trend=False, covariates=covariates)
+    sample = sample_observations(numbers, generator, orientation)
+    alone = fit_mean(axes, *sample, trend=False, covariates=covariates)
     return numbers - (covariates.table @ alone.coefficients).numpy().reshape(numbers.shape)
 
 
-def sample_observations(numbers: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (N, d) and values (N,) of the observed cells, or of a random sample large enough for a trend."""
-    cells = np.flatnonzero(~np.isnan(numbers))
+def sample_observations(
+    numbers: np.ndarray, generator: np.random.Generator, orientation: Orientation | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions (N, d) and values (N,) of the observed cells, or of a random sample large enough for a trend.
+
+    :param orientation: the order in which cells are chosen.
+    """
+    orientation = orientation or Orientation.as_given(numbers.shape)
+    turned = orientation.turn(numbers)
+    cells = np.flatnonzero(~np.isnan(turned))
     if len(cells) > _MAX_SAMPLE:
         cells = np.sort(generator.choice(cells, _MAX_SAMPLE, replace=False))
-    positions = np.stack(np.unravel_index(cells, numbers.shape), axis=1)
-    return positions, numbers.reshape(-1)[cells]
+    positions = np.stack(np.unravel_index(cells, turned.shape), axis=1)
+    return orientation.cells(positions), turned.reshape(-1)[cells]
 
 
 def label_scales(numbers: np.ndarray, axes: Sequence[Axis], always: bool = False) -> np.ndarray | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.covariates import Covariates
+from gpytorch_gaps.filling.orientation import Orientation
 
 Positions = Sequence[np.ndarray]
 """Positions along each axis; a part of a grid is their product."""
@@ -25,13 +26,15 @@ _PARTS_COMPARED = 4
 class Part:
     """A block of a grid: `positions` along each axis, without steps, its own `axes`, and `values`, NaN at gaps.
 
-    `targets` flags the gaps that are to be filled, `noise` has the known variances of measurement errors.
+    `targets` flags the gaps that are to be filled, `noise` has the known variances of measurement errors, `orientation`
+    is the order in which cells are chosen.
     """
 
     positions: Positions
     axes: Sequence[Axis]
     values: np.ndarray
     targets: np.ndarray
+    orientation: Orientation
     noise: np.ndarray | None = None
 
     @property
@@ -48,7 +51,8 @@ class GridValues:
     """Values on a grid with these `axes`; ``read(positions)`` returns a copy of a part, NaN at gaps.
 
     ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all. `noise` has the known variances
-    of measurement errors, also of those that a measurement in a gap would have. `covariates` are backgrounds.
+    of measurement errors, also of those that a measurement in a gap would have. `covariates` are backgrounds, `content`
+    values from which the canonical order is determined, None if they are not in memory.
     """
 
     axes: Sequence[Axis]
@@ -56,6 +60,7 @@ class GridValues:
     may_fill: Callable[[Positions], np.ndarray] | None = None
     noise: np.ndarray | None = None
     covariates: Covariates | None = None
+    content: np.ndarray | None = None
 
     @classmethod
     def in_memory(
@@ -66,11 +71,17 @@ class GridValues:
         noise: np.ndarray | None = None,
         covariates: Covariates | None = None,
     ) -> "GridValues":
-        return cls(axes, partial(_block, numbers), may_fill, noise, covariates)  # results that hold it can be pickled
+        # results that hold it can be pickled
+        return cls(axes, partial(_block, numbers), may_fill, noise, covariates, numbers)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(axis.size for axis in self.axes)
+
+    @cached_property
+    def orientation(self) -> Orientation:
+        """The canonical order of the grid, in which random choices are made."""
+        return Orientation.of(self.axes, self.content)
 
     def part(self, positions: Positions) -> Part:
         """The block at these positions."""
@@ -79,7 +90,17 @@ class GridValues:
         targets = np.isnan(values)
         if self.may_fill is not None:
             targets &= self.may_fill(positions)
-        return Part(positions, axes, values, targets, None if self.noise is None else self.noise[np.ix_(*positions)])
+        noise = None if self.noise is None else self.noise[np.ix_(*positions)]
+        return Part(positions, axes, values, targets, self.orientation.at(positions), noise)
+
+    def read_canonical(self, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
+        """Copies of a part of the values and of the noise; positions and results are in canonical order."""
+        turn = self.orientation
+        wanted = turn.positions(positions)
+        places = [np.argsort(at) for at in wanted]
+        found = self.read([at[place] for at, place in zip(wanted, places, strict=True)])
+        noise = None if self.noise is None else self.noise[np.ix_(*wanted)].transpose(turn.order)
+        return found[np.ix_(*map(np.argsort, places))].transpose(turn.order), noise
 
     def whole(self) -> Part:
         """All values."""
@@ -113,9 +134,9 @@ def random_part(shape: Sequence[int], generator: np.random.Generator) -> list[np
 
 def choose_part(values: GridValues, generator: np.random.Generator) -> Part:
     """The block with the most even mixture of gaps to fill and observations among a few at random places."""
-    best, merit = None, -1.0
+    best, merit, blocks = None, -1.0, values.orientation.in_blocks()
     for _ in range(1 if math.prod(values.shape) <= MAX_PART_CELLS else _PARTS_COMPARED):
-        part = values.part(random_part(values.shape, generator))
+        part = values.part([np.sort(at) for at in blocks.positions(random_part(blocks.shape(), generator))])
         evenness = float(part.targets.mean()) * (1 - float(np.isnan(part.values).mean()))
         if evenness > merit:
             best, merit = part, evenness

@@ -67,9 +67,11 @@ class InMemoryFilling(Filling):
             return choose_model(seen, seen.whole(), self.options, self.generator)
 
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
-        others = self.source.without(self.part, withheld.hidden).whole().values
-        mean = refit_mean(chosen.mean, self.source.axes, others, self.options.trend, self.generator)
-        some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator)
+        others = self.source.without(self.part, withheld.hidden).whole()
+        mean = refit_mean(
+            chosen.mean, self.source.axes, others.values, self.options.trend, self.generator, others.orientation
+        )
+        some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator, self.part.orientation)
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, chosen.noise, some_gaps)
 

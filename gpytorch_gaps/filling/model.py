@@ -7,6 +7,7 @@ mixture of scales. Each of these terms is both separable and isotropic, so their
 are not products: rough ones and those of several scales.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -57,12 +58,29 @@ class ProductTerm(torch.nn.Module):
         return self.raw_outputscale.exp()
 
     def on(self, grid: CartesianGrid) -> ScaleKernel:
-        """The term as a kernel on a grid, with the same parameters, not copies of them."""
-        kernel = ScaleKernel(
-            GappyGridKernel(list(self.kernels), grid, blocks=self.blocks), outputscale_constraint=positive()
-        )
+        """The term as a kernel on a grid, with the same parameters, not copies of them.
+
+        A grid kernel takes axes of a block that lie side by side. Other axes are rearranged for it; inputs are not.
+        """
+        order = [axis for block in self.blocks for axis in block]
+        if order == sorted(order):
+            product = GappyGridKernel(list(self.kernels), grid, blocks=self.blocks)
+        else:
+            places = itertools.count()
+            product = GappyGridKernel(
+                list(self.kernels),
+                CartesianGrid([grid.axes[axis] for axis in order]),
+                active_dims=grid_columns(grid, order),
+                blocks=[[next(places) for _ in block] for block in self.blocks],
+            )
+        kernel = ScaleKernel(product, outputscale_constraint=positive())
         kernel.raw_outputscale = self.raw_outputscale
         return kernel
+
+
+def grid_columns(grid: CartesianGrid, axes: Sequence[int]) -> list[int]:
+    """The columns of the inputs that belong to these axes of a grid, in their order."""
+    return [column for axis in axes for column in range(grid.columns[axis].start, grid.columns[axis].stop)]
 
 
 class TrendMean(Mean):

@@ -15,7 +15,7 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, stated_error
 from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.grid_values import GridValues, choose_part
+from gpytorch_gaps.filling.grid_values import GridValues, Part, choose_part
 from gpytorch_gaps.filling.holdout import Withheld, withhold
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.report import FillReport
@@ -55,7 +55,7 @@ class Filling(ABC):
     def choose_model(self) -> ChosenModel:
         """Chooses and trains a model, without the observations that will be predicted to check it."""
         self.part = choose_part(self.source, self.generator)
-        self.withheld = withhold(self.part.values, self.generator, self.part.targets) if self.options.check else None
+        self.withheld = self._withhold(self.part) if self.options.check else None
         seen = self.source if self.withheld is None else self.source.without(self.part, self.withheld.scored)
         with self.stopwatch("training"):
             chosen = self._choose(seen)
@@ -63,6 +63,12 @@ class Filling(ABC):
             "kernel: %s; noise %.3g; %s", chosen.learned.name, math.sqrt(chosen.noise), "; ".join(chosen.notes)
         )
         return chosen
+
+    def _withhold(self, part: Part) -> Withheld | None:
+        """The observations to withhold, chosen in the canonical order."""
+        turn = part.orientation
+        found = withhold(turn.turn(part.values), self.generator, turn.turn(part.targets))
+        return None if found is None else Withheld(turn.turn_back(found.hidden), turn.turn_back(found.scored))
 
     def check_model(self, chosen: ChosenModel) -> Check | None:
         """Predicts the withheld observations from the others; None if none are withheld."""

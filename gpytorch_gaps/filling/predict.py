@@ -69,6 +69,11 @@ class Prediction:
         self.num_samples = solves.variances[-1].num_samples if solves.variances else 0
         return variance
 
+    def covariance(self) -> Tensor:
+        """The covariance of the field, after :meth:`variance`. shape: (Q, Q)"""
+        with prediction_settings(self._options, _LOOSER):
+            return self._covariance.to_dense()
+
     def draws(self, count: int) -> Tensor:
         """Draws of the field minus its mean, after :meth:`variance`. shape: (count, Q)"""
         with prediction_settings(self._options, _LOOSER):

@@ -93,7 +93,7 @@ class StreamedFilling(Filling):
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         """Takes means from `reconstruct` and variances from a model of the part in memory."""
         part = self.part
-        some_gaps = sample_gaps(part.targets, self.generator)
+        some_gaps = sample_gaps(part.targets, self.generator, part.orientation)
         region = region_around(part.positions, self.source.shape, MAX_CHECKED_CELLS)
         others = self.source.without(part, withheld.hidden)
         step = max(1, _CHECKED_SLAB_CELLS // math.prod(map(len, region[1:])))

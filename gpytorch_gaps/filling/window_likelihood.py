@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpytorch_gaps.autograd.summed_products import summed_products_log_prob
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.model import ProductTerm, TrendMean
+from gpytorch_gaps.filling.model import ProductTerm, TrendMean, grid_columns
 from gpytorch_gaps.filling.windows import Window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
@@ -47,9 +47,9 @@ class WindowTensors:
         points = grid.points(index)
         return cls(grid, picks, points, index, window.values, window.values - mean(points), window.noise)
 
-    def columns(self, axes: Sequence[int]) -> slice:
+    def columns(self, axes: Sequence[int]) -> list[int]:
         """The columns of points that belong to a block of axes."""
-        return slice(self.grid.columns[axes[0]].start, self.grid.columns[axes[-1]].stop)
+        return grid_columns(self.grid, axes)
 
 
 class WindowFactors:

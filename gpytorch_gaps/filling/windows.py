@@ -5,13 +5,14 @@ algebra. Neighbouring cells determine roughness, noise and short length-scales, 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpytorch_gaps.filling.grid_values import GridValues, even_sides
+from gpytorch_gaps.filling.orientation import Orientation
 
 MAX_WINDOW_OBSERVATIONS = 360
 """A Cholesky factor of so many observations takes a few milliseconds."""
@@ -52,11 +53,13 @@ def choose_windows(
 ) -> list[Window]:
     """`count` windows: two in three of neighbouring cells, the others with strides up to the size of the grid.
 
-    :param source: the grid and its values. Labels have no distances: they are chosen at random.
+    :param source: the grid and its values. Labels have no distances: they are chosen at random. Windows are chosen in
+        its canonical order.
     :param density: the share of cells that are observed. If it is small, windows are wide.
     :param through: cells (count, d), one per window to contain. Default: windows lie anywhere.
     """
-    size, labels = source.shape, [axis.kind == "label" for axis in source.axes]
+    turn = source.orientation
+    size, labels = turn.shape(), [source.axes[axis].kind == "label" for axis in turn.order]
     wanted_cells = 1.5 * MAX_WINDOW_OBSERVATIONS * max(1.0, 0.5 / max(density, 1e-9))
     sides = even_sides(size, min(wanted_cells, _MAX_CELLS_READ), round)
     widest = np.array(size) // sides
@@ -66,22 +69,32 @@ def choose_windows(
         share = max(0, number - (count - far) + 1) / far  # 0: neighbouring cells, 1: spread over the grid
         stride = np.maximum(1, np.rint(widest**share)).astype(int)
         best: Window | None = None
-        cell = [None] * len(size) if through is None else [int(at) for at in through[number]]
+        cell = [None] * len(size) if through is None else [int(at) for at in turn.canonical(through[number])]
         for _ in range(_MAX_TRIES):
             positions = [
                 _some(m, n, at, generator) if label else _stretch(m, n, step, at, generator)
                 for m, n, step, at, label in zip(size, sides, stride, cell, labels, strict=True)
             ]
-            noise = None if source.noise is None else source.noise[np.ix_(*positions)]
-            window = _window(positions, source.read(positions), noise, MAX_WINDOW_OBSERVATIONS, generator)
+            values, noise = source.read_canonical(positions)
+            window = _window(positions, values, noise, MAX_WINDOW_OBSERVATIONS, generator)
             if best is None or len(window) > len(best):
                 best = window
             if len(best) >= _FULL_ENOUGH * min(MAX_WINDOW_OBSERVATIONS, density * math.prod(sides)):
                 break
         assert best is not None
         if len(best) > 1:
-            windows.append(best)
+            windows.append(_for_user(best, turn))
     return windows
+
+
+def _for_user(window: Window, turn: Orientation) -> Window:
+    """A window in canonical order in that of the user, its positions ascending."""
+    positions = turn.positions(window.positions)
+    places = [np.argsort(at) for at in positions]
+    cells = turn.columns(window.cells.numpy())
+    cells = np.stack([np.argsort(place)[own] for place, own in zip(places, cells.T, strict=True)], axis=1)
+    sorted_positions = [at[place] for at, place in zip(positions, places, strict=True)]
+    return replace(window, positions=sorted_positions, cells=torch.from_numpy(cells))
 
 
 def _some(size: int, count: int, through: int | None, generator: np.random.Generator) -> np.ndarray:

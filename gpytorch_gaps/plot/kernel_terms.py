@@ -125,7 +125,7 @@ def describe(kernel: Any) -> str:
 def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
     """Expands by the distributive law, as `kernels.composite` does; scales do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
-        return [(kernel.grid, list(_axis_kernels(kernel)))]
+        return [_in_order_of_inputs(kernel)]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):
         return _terms(kernel.base_kernel, columns, host)
     if isinstance(kernel, AdditiveKernel | ProductKernel):
@@ -163,6 +163,15 @@ def _axis_kernels(kernel: GappyGridKernel) -> Iterator[AxisKernel]:
             columns = kernel.grid.columns[axis]
             here = slice(columns.start - start, columns.stop - start)
             yield AxisKernel((own if len(axes) == 1 else _AlongAxis(own, here, stop - start),))
+
+
+def _in_order_of_inputs(kernel: GappyGridKernel) -> _Term:
+    """The axes of a grid kernel, which may be rearranged, in the order of their input columns."""
+    grid, kernels = kernel.grid, list(_axis_kernels(kernel))
+    if kernel.active_dims is None:
+        return grid, kernels
+    order = sorted(range(len(kernels)), key=lambda axis: int(kernel.active_dims[grid.columns[axis].start]))
+    return CartesianGrid([grid.axes[axis] for axis in order]), [kernels[axis] for axis in order]
 
 
 def _products(first: list[_Term], second: list[_Term]) -> list[_Term]:

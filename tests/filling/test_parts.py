@@ -117,7 +117,9 @@ def test_windows_go_through_the_cells_that_they_are_asked_for(labels):
     windows = choose_windows(source, 6, np.random.default_rng(0), through=cells)
     for window, cell in zip(windows, cells, strict=True):
         assert all(at in p for at, p in zip(cell, window.positions, strict=True)) or window.values.max() < 100.0
-    assert sum(bool(window.values.max() == 100.0) for window in windows) >= 3  # others were left out
+    assert (
+        sum(bool(window.values.max() == 100.0) for window in windows) >= 2
+    )  # a window keeps two in three observations
 
 
 def test_windows_of_a_sparse_grid_are_wide():
