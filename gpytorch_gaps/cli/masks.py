@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.cli.parser import Condition
+from gpytorch_gaps.cli.parser import Condition, find_condition
 from gpytorch_gaps.filling.masks import ignoring
 from gpytorch_gaps.formats import OpenedFile
 from gpytorch_gaps.formats.masks import open_mask
@@ -24,22 +24,31 @@ _COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 
 
 def read_mask(given: str | None, opened: OpenedFile) -> Any:
-    """The mask of --mask: another array of the opened file, or of a file, after a colon if that holds several.
+    """The mask of --mask, which may be a condition on an array, such as ``land == 0``.
 
     :return: the mask as ``fill_gaps`` takes it, or a dictionary of masks by variable if there are several.
     :raises ValueError: if there is neither such an array nor such a file.
     """
     if given is None:
         return None
+    condition = find_condition(given)
+    if condition is None:
+        return _of_variables("--mask", opened, _array_of_mask(given, opened))
+    name, symbol, number = condition
+    return _of_variables("--mask", opened, _compared(_array_of_mask(name, opened), symbol, number))
+
+
+def _array_of_mask(given: str, opened: OpenedFile) -> Any:
+    """Another array of the opened file, or of a file, after a colon if that holds several."""
     if given in opened.names():
-        return _of_variables("--mask", opened, opened.take_out(given))
+        return opened.take_out(given)
+    if Path(given).exists():
+        return open_mask(given)
     path, colon, name = given.rpartition(":")
-    if not Path(given).exists() and colon and Path(path).exists():
-        return _of_variables("--mask", opened, open_mask(path, name))
-    if not Path(given).exists():
-        held = ", ".join(opened.names()) or "an array without a name"
-        raise ValueError(f"--mask: got {given!r}, expected a file, or an array of {opened.path}, which has {held}")
-    return _of_variables("--mask", opened, open_mask(given))
+    if colon and Path(path).exists():
+        return open_mask(path, name)
+    held = ", ".join(opened.names()) or "an array without a name"
+    raise ValueError(f"--mask: got {given!r}, expected a file, or an array of {opened.path}, which has {held}")
 
 
 def distrust(conditions: list[Condition], opened: OpenedFile) -> None:
@@ -60,6 +69,8 @@ def _compared(quality: Any, symbol: str, number: float) -> Any:
     flags = _COMPARISONS[symbol](np.asarray(quality), number)
     if hasattr(quality, "dims"):
         return quality.copy(data=flags)
+    if hasattr(quality, "columns"):
+        return type(quality)(flags, index=quality.index, columns=quality.columns)
     return type(quality)(flags, index=quality.index) if hasattr(quality, "index") else flags
 
 

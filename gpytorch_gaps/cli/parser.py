@@ -149,7 +149,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_what(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--mask", metavar="NAME|FILE",
-        help="fill only where this is neither 0 nor missing: another array of IN, or a file, or FILE:NAME",
+        help="fill only where this is neither 0 nor missing: another array of IN, a file, FILE:NAME, or a condition on "
+        "one of them, as in 'land == 0'",
     )  # fmt: skip
     group.add_argument(
         "--max-gap", metavar="AXIS=LENGTH", action="append", default=[], type=_max_gap,
@@ -244,16 +245,20 @@ def _max_gap(text: str) -> tuple[str | int, int | str]:
     return _axis(axis), int(length) if length.strip().isdigit() else length.strip()
 
 
-def _condition(text: str) -> Condition:
+def find_condition(text: str) -> Condition | None:
+    """The condition that a text is, such as ``qc != 0``, or None."""
     found = _CONDITION.fullmatch(text)
     try:
-        return (found[1], found[2], float(found[3])) if found else _no_condition(text)
+        return (found[1], found[2], float(found[3])) if found else None
     except ValueError:
-        return _no_condition(text)
+        return None
 
 
-def _no_condition(text: str) -> Condition:
-    raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME, a comparison and a number, such as 'qc != 0'")
+def _condition(text: str) -> Condition:
+    condition = find_condition(text)
+    if condition is None:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME, a comparison and a number, such as 'qc != 0'")
+    return condition
 
 
 def _axis(text: str) -> str | int:

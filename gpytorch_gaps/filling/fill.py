@@ -240,6 +240,8 @@ def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, targets: Targets, o
     """
     known = numbers[~np.isnan(numbers)]
     notes = targets.notes(numbers.size - known.size - int(gaps.sum()))
+    if notes and not gaps.any() and options.where is not None:
+        notes.append("no gap lies inside of where, which is True at the cells to fill: is it the other way round?")
     if not gaps.any() and not options.smooth:
         return [*notes, f"there are no {'other ' if notes else ''}gaps: nothing was done"]
     unknown = "No uncertainty estimate is available: std is NaN there."

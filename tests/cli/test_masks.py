@@ -50,6 +50,15 @@ def test_a_variable_is_the_mask(cube, seen, tmp_path, fill):
     assert filled.drop_vars("sst").identical(before.drop_vars("sst"))
 
 
+@pytest.mark.parametrize("condition", ["sea == 1", "sea>0", "{}:land == 0"])
+def test_a_mask_may_be_a_condition(condition, cube, tmp_path, fill):
+    xr.Dataset({"land": (("time", "x"), LAND * 1), "depth": ("x", np.arange(9.0))}).to_netcdf(tmp_path / "m.nc")
+    condition = condition.format(tmp_path / "m.nc")
+    code, _, err = fill(cube, "-o", tmp_path / "out.nc", "--mask", condition, "--variable", "sst")
+    assert (code, err) == (0, "")
+    np.testing.assert_array_equal(np.isnan(xr.open_dataset(tmp_path / "out.nc").sst), LAND)
+
+
 def test_untrusted_observations_are_overwritten_and_flags_are_not(cube, seen, quality, tmp_path, fill):
     code, out, err = fill(
         cube, "-o", tmp_path / "out.nc", "--mask", "sea", "--untrusted", "qc >= 3", "--untrusted", "qc & 8"

@@ -112,6 +112,7 @@ def test_no_gap_inside_of_the_mask_leaves_everything():
     result = fill(SEEN, where=~np.isnan(SEEN))
     np.testing.assert_array_equal(result.mean, SEEN)
     assert result.report.num_gaps == 0
+    assert "is it the other way round?" in result.report.notes[1]
     assert "nothing was done" in result.report.notes[-1]
 
 
