@@ -12,6 +12,7 @@ Peer = Callable[[Problem, np.ndarray], np.ndarray]
 
 YEAR = 365.2425
 _HARMONICS = 3  # of the year
+_POINTS_OF_A_SPLINE = 4
 _MOST_MODES = 20  # that DINEOF tries
 
 
@@ -24,12 +25,18 @@ def without_nan(values: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def interpolate_na(method: str, axis: int) -> Peer:
-    """``xarray.DataArray.interpolate_na`` along one axis, constant beyond the first and the last observation."""
+    """``xarray.DataArray.interpolate_na`` along one axis, constant beyond the first and the last observation.
+
+    Series of fewer than four observations are interpolated linearly.
+    """
 
     def fill(problem: Problem, seen: np.ndarray) -> np.ndarray:
         array, dim = problem.array(seen) if problem.kind != CURVES else _plain(seen), problem.dims[axis]
         dim = dim if dim in array.dims else array.dims[axis]
-        inner = array.interpolate_na(dim, method)
+        inner = array.interpolate_na(dim, "linear")
+        if method != "linear":
+            enough = array.where(array.notnull().sum(dim) >= _POINTS_OF_A_SPLINE)
+            inner = enough.interpolate_na(dim, method).fillna(inner)
         beyond = inner.interpolate_na(dim, "nearest", fill_value="extrapolate")
         return without_nan(beyond.to_numpy(), seen)
 

@@ -116,7 +116,7 @@ _FIELDS = {
             arrays=("X", "Y"),
         )
         for task, sha256 in (
-            ("adult", "b932e24665e8e939d1041dd388f0884f973ab22ea85077a672c20ffa82a389b9"),
+            ("adult", "0770d3b28a25d9e41c44a5cc46df6f173319f4f7a7cfada7036489a001ba9bda"),
             ("higgs", "335f4ecf3eda60a6a8a6d348ec414d56fe05270d24d9f9c7c8eddbb9b8d7caf1"),
         )
     },

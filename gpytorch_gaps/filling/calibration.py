@@ -13,9 +13,11 @@ where v0 is the weight of the model's own variances, or by r itself if r cannot 
 expect in the gaps is c^2 times the mean of the model's variances there. That is the measured error if withheld cells
 are like the gaps and there are many of them, and the model's own estimate if not.
 
-If 95 % intervals cover far too many or too few of the withheld observations, all standard deviations are multiplied by
-the factor with which they would cover 95 %. Field and noise are scaled alike: with c^2 times the kernel and c^2 times
-the noise, the posterior mean is the same and every standard deviation c times as large.
+If 95 % intervals cover fewer of the withheld observations than chance explains, as with errors of heavier tails than
+normal ones, or more than 99 % of them, all standard deviations are multiplied by the factor with which they would cover
+95 %. Intervals that cover 95 to 99 % are left: withheld observations may be easier to predict than the gaps. Field and
+noise are scaled alike: with c^2 times the kernel and c^2 times the noise, the posterior mean is the same and every
+standard deviation c times as large.
 """
 
 import math
@@ -114,18 +116,23 @@ class Check:
 
     @property
     def calibration(self) -> float:
-        """Factor by which standard deviations are to be multiplied: 1 unless their coverage is far off."""
-        return 1.0 if self.is_calibrated or not self.stretch > 0 else self.stretch
+        """Factor by which standard deviations are to be multiplied: 1 unless they are too small or far too large."""
+        kept = self._may_be_chance or self.score.level <= self.score.coverage <= _COVERAGE_RANGE[1]
+        return 1.0 if kept or not self.stretch > 0 else self.stretch
 
     @property
     def is_calibrated(self) -> bool:
         """Whether the coverage is between 85 and 99 %, or outside by no more than chance."""
+        return _COVERAGE_RANGE[0] <= self.score.coverage <= _COVERAGE_RANGE[1] or self._may_be_chance
+
+    @property
+    def _may_be_chance(self) -> bool:
+        """Whether correct intervals may well cover so few, or so many, of the withheld observations."""
         count = max(1, round(min(self.independent, self.score.count)))
         inside = round(self.score.coverage * count)
-        if self.score.coverage < _COVERAGE_RANGE[0]:
-            return bool(bdtr(inside, count, self.score.level) >= _MIN_CHANCE)
-        may_be_chance = bdtrc(inside - 1, count, self.score.level) >= _MIN_CHANCE
-        return self.score.coverage <= _COVERAGE_RANGE[1] or bool(may_be_chance)
+        few = self.score.coverage < self.score.level
+        tail = bdtr(inside, count, self.score.level) if few else bdtrc(inside - 1, count, self.score.level)
+        return bool(tail >= _MIN_CHANCE)
 
 
 def check_withheld(

@@ -112,9 +112,9 @@ def fill_gaps(
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
 
-    If 95 % intervals cover less than 85 % or more than 99 % of the withheld observations by more than chance, standard
-    deviations are multiplied by the factor with which they would cover 95 %, ``result.report.calibrated_by``, and a
-    :class:`CalibrationWarning` says so. ``result.model`` is not changed.
+    If 95 % intervals cover fewer of the withheld observations than chance explains, or more than 99 % of them, standard
+    deviations are multiplied by the factor with which they would cover 95 %, ``result.report.calibrated_by``. Below 85
+    and above 99 %, a :class:`CalibrationWarning` says so. ``result.model`` is not changed.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> from gpytorch.kernels import RBFKernel

@@ -31,7 +31,7 @@ class Filled:
 
     In a gap it is that of a measurement, noise included; at observed values it is 0, at gaps that are left it is NaN.
     With `smooth` it is that of the field without noise, everywhere else. It is widened below 30 observations,
-    multiplied by ``report.calibrated_by`` if the withheld observations show that it is far off, and NaN in gaps if
+    multiplied by ``report.calibrated_by`` if the withheld observations show that it is wrong, and NaN in gaps if
     there is only one observation or if all are equal. None if it was not asked for or if values were streamed.
     """
     gaps: Any

@@ -440,3 +440,11 @@ def test_the_real_fields(name, key, shape, observed):
     assert loaded[key].shape == shape
     assert int((~np.isnan(loaded[key])).sum()) == observed
     assert (len(loaded["lat"]), len(loaded["lon"])) == shape[-2:]
+
+
+@needs_data
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("name", TABLES + DATASETS)
+def test_the_real_tables_and_netcdf_files_are_those_that_are_known(name):
+    loaded = (load_field if name in TABLES else load_dataset)(name)
+    assert set(sources()[name].arrays) <= set(loaded)

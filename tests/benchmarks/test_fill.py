@@ -63,6 +63,11 @@ def test_peers_are_constant_beyond_the_data():
         np.testing.assert_allclose(method(plane(), seen)[:, 0], PLANE[:, 1])
 
 
+def test_series_of_few_observations_have_no_spline():
+    seen = np.where(np.arange(20)[:, None] % 9 == 4, PLANE, np.nan)
+    np.testing.assert_allclose(interpolate_na("cubic", 0)(plane(), seen)[4:14], PLANE[4:14])
+
+
 def test_fields_are_filled_one_date_after_the_other_and_empty_dates_with_the_mean():
     values = np.stack([PLANE, PLANE + 100, PLANE])
     seen = values.copy()

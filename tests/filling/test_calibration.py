@@ -64,6 +64,24 @@ def test_a_coverage_outside_is_no_alarm_where_it_may_be_chance(coverage, count, 
     assert a_check(coverage, count, independent).is_calibrated == calibrated
 
 
+@pytest.mark.parametrize(
+    ("coverage", "independent", "rescaled"),
+    [
+        (0.90, 400.0, True),  # too narrow, though not far off
+        (0.90, 20.0, False),  # may be chance
+        (0.94, 400.0, False),
+        (0.98, 400.0, False),  # the gaps may be harder to predict
+        (1.0, 400.0, True),
+        (0.80, 400.0, True),
+    ],
+)
+def test_error_bars_are_widened_for_any_lack_of_coverage_and_narrowed_for_a_great_excess(
+    coverage, independent, rescaled
+):
+    check = dataclasses.replace(a_check(coverage, independent=independent), stretch=1.3)
+    assert check.calibration == (1.3 if rescaled else 1.0)
+
+
 def small_model():
     from gpytorch.kernels import RBFKernel
 
