@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import gpytorch
@@ -123,7 +124,7 @@ def test_a_streamed_fill_is_checked_by_reconstruct_itself(monkeypatch):
 def test_error_bars_that_cover_too_little_or_too_much_are_rescaled_with_a_warning(monkeypatch, smooth):
     def scaled(factor, *args):
         found = predicted(*args)
-        return type(found)(found.mean, factor * found.variance, factor**0.5 * found.draws)
+        return replace(found.at(slice(None), factor**0.5), mean=found.mean)
 
     predicted = calibration.predict_measurements
     seen = draw((40, 40), 1.0, 5)
