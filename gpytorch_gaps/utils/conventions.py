@@ -20,9 +20,8 @@ def holds_numbers(variable: Any) -> bool:
 def valid_limits(variable: Any) -> tuple[float, float] | None:
     """The smallest and the largest valid value, by its attributes; None if they set no limits.
 
-    Limits of packed numbers are packed too, unless they are floating-point numbers. They are then half a step wider,
-    for rounding. Limits of short integers beside unpacked numbers without an encoding belong to a packing that is no
-    longer known. They are ignored.
+    Limits of packed numbers are packed too, unless they are floating-point numbers. Limits of short integers beside
+    unpacked numbers without an encoding belong to a packing that is no longer known. They are ignored.
     """
     attributes, encoding = variable.attrs, variable.encoding
     known = [np.asarray(attributes[name]).ravel() for name in LIMIT_ATTRIBUTES if name in attributes]
@@ -40,15 +39,16 @@ def valid_limits(variable: Any) -> tuple[float, float] | None:
     if str(encoding.get("_Unsigned")) == "true":
         low, high = (np.asarray(one).astype(f"u{np.asarray(one).itemsize}", casting="unsafe") for one in (low, high))
     scale, offset = float(encoding.get("scale_factor", 1.0)), float(encoding.get("add_offset", 0.0))
-    ends = sorted(float(end) * scale + offset for end in (low, high))
-    return ends[0] - abs(scale) / 2, ends[1] + abs(scale) / 2
+    low, high = sorted(float(end) * scale + offset for end in (low, high))
+    return low, high
 
 
 def where_valid(variable: Any) -> Any:
-    """A DataArray with NaN outside of its valid limits; the same object if it has none."""
+    """A DataArray with NaN outside of its valid limits, by more than rounding; the same object if it has none."""
     limits = valid_limits(variable)
     if limits is None:
         return variable
-    result = variable.where((variable >= limits[0]) & (variable <= limits[1]))
+    half_step = abs(float(variable.encoding.get("scale_factor", 0.0))) / 2
+    result = variable.where((variable >= limits[0] - half_step) & (variable <= limits[1] + half_step))
     result.encoding = variable.encoding
     return result

@@ -170,12 +170,14 @@ def test_flags_of_cf_are_carried_along(tmp_path, seen, fill):
 def test_invalid_numbers_of_a_packed_file_are_overwritten(tmp_path, seen, fill):
     path = tmp_path / "in.nc"
     spoilt = np.where(np.isnan(seen), seen, np.where(np.arange(9) == 8, 300.0, seen))
-    data = xr.Dataset({"sst": (("y", "x"), spoilt, {"valid_range": np.array([0, 900], dtype="int16")})})
+    data = xr.Dataset({"sst": (("y", "x"), spoilt, {"valid_range": np.array([385, 475], dtype="int16")})})
     packing = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 1.0, "_FillValue": -1}
     data.to_netcdf(path, engine="h5netcdf", encoding={"sst": packing})
     code, out, _ = fill(path, "-o", tmp_path / "out.nc")
     after = xr.open_dataset(tmp_path / "out.nc")
     assert code == 0
     assert "values outside of valid_range are gaps" in out
-    assert after.sst.max() <= 10
+    packed = xr.open_dataset(path.with_name("out.nc"), mask_and_scale=False).sst.values
+    assert 385 <= packed.min() <= packed.max() <= 475  # filled values are valid as they are stored
+    assert 385 in packed
     assert after.sst.notnull().all()
