@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpytorch_gaps.formats.arrays import ArrayFile, native
+from gpytorch_gaps.formats.geotiff import image_axes
 from gpytorch_gaps.formats.opened import OpenedFile, reading, require_numbers
 from gpytorch_gaps.utils.files import atomic_write
 
@@ -48,13 +49,15 @@ class TiffFile(ArrayFile):
             held, palette = series.asarray(), series.keyframe.photometric == 3
             nodata, options, others = _nodata(series.keyframe), _options(series), len(file.series) - 1
             container = {"bigtiff": file.is_bigtiff, "byteorder": file.byteorder}
+            axes = image_axes(series, held.shape)
         require_numbers(path, "the image", held.shape, held.dtype)
         if palette:
             raise ValueError(f"{path}: its pixels are colours of a palette, expected numbers, such as gray or RGB")
         if others:
             warnings.warn(f"{path}: only the first of {others + 1} series of images is read and written", stacklevel=3)
         opened = cls(path, native(held), [value for value in (nodata, gap_value) if value is not None])
-        opened.options, opened.container = options, container
+        opened.options, opened.container, opened.axes = options, container, axes
+        opened.coordinates = [None if known is None else (name, known) for name, known in axes.items()]
         return opened
 
     def _write_again(self, filled: Any, path: Path, lossless: bool) -> None:

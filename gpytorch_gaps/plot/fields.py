@@ -12,6 +12,8 @@ from gpytorch_gaps.plot import drawing
 from gpytorch_gaps.plot.drawing import LINE_FIGURE_INCHES, UNCERTAINTY_COLOURS
 from gpytorch_gaps.plot.inputs import Field, read_deviations, read_field, shared_places
 
+_SLICES, _MOST_BANDS = 4, 8  # that are drawn by default: of dimensions with an order, and of bands
+
 
 def field(
     values: Any,
@@ -24,7 +26,7 @@ def field(
     vmax: float | None = None,
     colorbar: bool = True,
     rgb: bool = False,
-    slices: int | Sequence[int] = 4,
+    slices: int | Sequence[int] | None = None,
 ) -> Axes | Figure:
     """Draw a field with its gaps: a line, a picture or, for three dimensions and more, a row of slices.
 
@@ -41,7 +43,8 @@ def field(
     :param vmax: upper end of the colours; None for the largest value.
     :param colorbar: whether to add a colour bar.
     :param rgb: whether the last dimension is red, green, blue and maybe opacity, from 0 to 255 or from 0 to 1.
-    :param slices: number of slices along the first dimension, evenly spaced; or their positions.
+    :param slices: number of slices along the first dimension, or along that of bands or labels, evenly spaced; or their
+        positions. Default: all of up to eight bands, four slices of other dimensions.
     :return: Axes; for three dimensions and more, the Figure.
     :raises ValueError: if `values` are not real numbers, or do not fit `axes`, `ax`, `rgb` or `slices`.
 
@@ -50,7 +53,7 @@ def field(
     >>> plot.field(np.array([[1.0, np.nan], [3.0, 4.0]]), title="one gap").get_title()
     'one gap'
     """
-    whole = read_field("values", values, axes, rgb)
+    whole = read_field("values", values, axes, rgb).bands_first()
     return _draw_field(whole, ax, title, cmap, (vmin, vmax), colorbar and not rgb, slices)
 
 
@@ -68,7 +71,7 @@ def uncertainty(std: Any, axes: Any = None, ax: Axes | None = None, *, title: st
     >>> plot.uncertainty([0.0, 0.3, 0.1]).get_title()
     'standard deviation'
     """
-    whole, title = read_deviations("std", std, axes), title or "standard deviation"
+    whole, title = read_deviations("std", std, axes).bands_first(), title or "standard deviation"
     return _draw_field(whole, ax, title, UNCERTAINTY_COLOURS, (0.0, None), uncertain=True)
 
 
@@ -81,7 +84,7 @@ def panels(
     vmin: float | None = None,
     vmax: float | None = None,
     rgb: bool = False,
-    slices: int | Sequence[int] = 4,
+    slices: int | Sequence[int] | None = None,
 ) -> Figure:
     """Draw fields of one shape next to each other, under their titles and with one scale of colours.
 
@@ -94,7 +97,8 @@ def panels(
     :param vmin: lower end of their colours; None for the smallest value.
     :param vmax: upper end of their colours; None for the largest value.
     :param rgb: whether the last dimension is red, green, blue and maybe opacity.
-    :param slices: number of slices along the first dimension, evenly spaced; or their positions.
+    :param slices: number of slices along the first dimension, or along that of bands or labels, evenly spaced; or their
+        positions. Default: all of up to eight bands, four slices of other dimensions.
     :return: the Figure.
     :raises ValueError: if there are no fields, or if their shapes or coordinates differ.
 
@@ -133,7 +137,7 @@ def panels(
 
 def _draw_field(
     whole: Field, ax: Axes | None, title: str | None, cmap: str | Colormap, given: tuple[float | None, float | None],
-    colorbar: bool = True, slices: int | Sequence[int] = 4, uncertain: bool = False,
+    colorbar: bool = True, slices: int | Sequence[int] | None = None, uncertain: bool = False,
 ) -> Axes | Figure:  # fmt: skip
     """Draws a field of any number of dimensions, with the limits that are given."""
     limits = drawing.colour_limits([whole], *given)
@@ -165,10 +169,12 @@ def _draw_field(
     return figure
 
 
-def _cut(field: Field, slices: int | Sequence[int]) -> list[tuple[str, Field]]:
+def _cut(field: Field, slices: int | Sequence[int] | None) -> list[tuple[str, Field]]:
     """Slices of two dimensions along the first one, each with a text for its place."""
     first, middle = field.places[0], field.places[1:-2]
     size = len(first.values)
+    if slices is None:
+        slices = _MOST_BANDS if first.are_bands and size <= _MOST_BANDS else _SLICES
     if isinstance(slices, int | np.integer):
         if slices < 1:
             raise ValueError(f"slices: got {slices}; expected 1 or more")
@@ -248,4 +254,6 @@ def _read_alike(fields: dict[str, Any], axes: Any, uncertain: tuple[str, ...], r
     known = [one for one in read.values() if any(places.kind != "positions" for places in one.places)]
     donor = known[0] if known else first
     name = next((one.name for title, one in read.items() if one.name and title not in uncertain), "")
-    return {title: Field(one.values, shared_places(title, one, donor), name) for title, one in read.items()}
+    return {
+        title: Field(one.values, shared_places(title, one, donor), name).bands_first() for title, one in read.items()
+    }

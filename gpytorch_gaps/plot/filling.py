@@ -21,7 +21,7 @@ def fill(
     axes: Any = None,
     variable: Any = None,
     rgb: bool = False,
-    slices: int | Sequence[int] = 4,
+    slices: int | Sequence[int] | None = None,
 ) -> Figure:
     """Draw the result of ``fill_gaps``: before, after and the standard deviation; a series as a line with a band.
 
@@ -31,7 +31,8 @@ def fill(
     :param axes: the coordinates of each dimension, or a mapping from names to these, if `result.mean` has none.
     :param variable: which variable, if the result is of an xarray Dataset.
     :param rgb: whether the last dimension is red, green, blue and maybe opacity.
-    :param slices: number of slices along the first dimension, evenly spaced; or their positions.
+    :param slices: number of slices along the first dimension, or along that of bands or labels, evenly spaced; or their
+        positions. Default: all of up to eight bands, four slices of other dimensions.
     :return: the Figure.
     :raises ValueError: if `result` has no mean, if neither `values` nor its gaps are known, or if shapes differ.
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gpytorch_gaps.filling.index_grid import IndexGrid, is_a, unstacked
+from gpytorch_gaps.filling.meaning import meaning
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 _SHORT_UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "°N", "degree_east": "°E", "1": ""}
@@ -58,6 +59,11 @@ class Places:
         name = self.name or ("" if self.kind in ("labels", "dates") else default_name)
         return f"{name} = {text}" if name else text
 
+    @property
+    def are_bands(self) -> bool:
+        """Whether these are labels, or bands by name, which have no order."""
+        return self.kind == "labels" or meaning(self.name, {}) == "label"
+
     def same_as(self, other: "Places") -> bool:
         """Whether both have the same places, in any order."""
         if (self.kind, len(self.values)) != (other.kind, len(other.values)):
@@ -86,6 +92,14 @@ class Field:
 
     def __getitem__(self, index: int) -> "Field":
         return replace(self, values=self.values[index], places=self.places[1:])
+
+    def bands_first(self) -> "Field":
+        """The field with its only dimension of bands or labels first, if it has three dimensions or more."""
+        bands = [number for number, places in enumerate(self.places) if places.are_bands]
+        if self.ndim < 3 or len(bands) != 1:
+            return self
+        others = [places for number, places in enumerate(self.places) if number != bands[0]]
+        return replace(self, values=np.moveaxis(self.values, bands[0], 0), places=(self.places[bands[0]], *others))
 
     def sorted(self) -> "Field":
         """The field with the coordinates of every dimension in ascending order."""

@@ -478,3 +478,15 @@ def test_no_figure_is_left_when_drawing_fails():
     with pytest.raises(ValueError, match="nothing"):
         plot.field(gappy(3, 4), cmap="nothing")
     assert not plt.get_fignums()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_each_band_has_a_panel(at):
+    names = ["y", "x"]
+    names.insert(at, "band")
+    bands = xarray.DataArray(np.moveaxis(np.arange(60.0).reshape(5, 3, 4), 0, at), {"band": list("ABCDE")}, names)
+    figure = plot.field(bands)
+    shown = [ax for ax in figure.axes if ax.get_title()]
+    assert [ax.get_title() for ax in shown] == [f"band = {name}" for name in "ABCDE"]
+    limits = [np.ptp(np.ma.compressed((ax.images or ax.collections)[0].get_array())) for ax in shown]
+    assert limits == [11.0] * 5  # of the twelve numbers of one band
