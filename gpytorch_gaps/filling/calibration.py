@@ -22,7 +22,7 @@ standard deviation c times as large.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,21 +140,22 @@ def check_withheld(
     part: Part,
     withheld: Withheld,
     options: Options,
-    noise: float,
+    noise: Callable[[Tensor], Tensor],
     some_gaps: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> Check:
     """Predicts the withheld observations of a part of a grid.
 
     :param model: a model of the part without the hidden observations.
-    :param noise: the variance of the noise of measurements, beside known errors.
+    :param noise: gives the variances of the noise of measurements at points, beside known errors.
     :param some_gaps: flags of gaps whose variance is computed as well.
     :param mean: predictions of the withheld observations, if they come from elsewhere.
     """
     cells = [np.argwhere(flags) for flags in (withheld.scored, some_gaps) if flags is not None]
     where = np.concatenate(cells)
     known = 0.0 if part.noise is None else torch.from_numpy(part.noise[tuple(where.T)])
-    predicted = predict_measurements(model, coordinates(part.axes, where), options, noise + known)
+    x = coordinates(part.axes, where)
+    predicted = predict_measurements(model, x, options, noise(x) + known)
     count = len(cells[0])
     in_gaps = float(predicted.variance[count:].mean()) if len(predicted.mean) > count else None
     predicted = predicted.at(slice(count))

@@ -4,8 +4,14 @@
 |---|---|
 | distances | Matern or squared exponential; with several columns, one length-scale per column |
 | distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
+<<<<<<< HEAD
 | labels | a free covariance of low rank that starts from the empirical correlations |
 | regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
+=======
+| few labels | a free covariance, which starts from a factor analysis of all observations |
+| many labels | that of the factor analysis, of which the diagonal is scaled |
+| regular axes of space, side by side | one Matern kernel of the distance in the plane, or on the sphere |
+>>>>>>> e64a72b (filling: estimate covariances of labels from all observations)
 """
 
 import copy
@@ -22,6 +28,8 @@ from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.cycles import PERIODS_PER_STRETCH, Cycles
+from gpytorch_gaps.filling.label_factors import LabelFactors
+from gpytorch_gaps.filling.label_kernel import LabelKernel
 from gpytorch_gaps.filling.learn import Candidate
 from gpytorch_gaps.filling.model import ProductTerm, positive
 from gpytorch_gaps.kernels import SphereKernel
@@ -29,6 +37,9 @@ from gpytorch_gaps.kernels.blocks import LONG_AXIS, LONG_SERIES, regular_positio
 
 _SMOOTH = math.inf  # the roughness of a squared exponential
 _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squared exponential"}
+MAX_FREE_LABELS = 8
+"""Windows determine the covariance of so many labels."""
+
 _LABEL_RANK = 5  # of free covariances
 _LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
 _MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
@@ -44,7 +55,7 @@ class KernelTask:
     :param axes: the axes of the grid.
     :param variance: the variance of the data.
     :param periods: the periods of the cycles along each axis.
-    :param correlations: empirical correlations along axes of labels, None elsewhere.
+    :param factors: the covariances of axes of labels, None elsewhere.
     :param given: the user's kernels, copies of which are part of every candidate, None where one is to be chosen.
     :param limits: restrictions that keep a streamed solve in memory.
     :param cycles: those that the mean has. Along their axis, kernels model how cycles change.
@@ -53,7 +64,7 @@ class KernelTask:
     axes: Sequence[Axis]
     variance: float
     periods: Sequence[Sequence[float]]
-    correlations: Sequence[np.ndarray | None]
+    factors: Sequence[LabelFactors | None]
     given: Sequence[Kernel | None]
     limits: "KernelLimits"
     cycles: Cycles | None = None
@@ -122,12 +133,15 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
     """
     shortest = task.limits.shortest_cells
     kernels: list[Kernel] = []
-    columns = zip(task.axes, task.periods, task.correlations, task.given, strict=True)
-    for number, (axis, periods, correlation, own) in enumerate(columns):
+    columns = zip(task.axes, task.periods, task.factors, task.given, strict=True)
+    for number, (axis, periods, factors, own) in enumerate(columns):
         if own is not None:
             kernels.append(_initialized(copy.deepcopy(own).double(), axis, share))
         elif axis.kind == "label":
-            kernels.append(_free_covariance(axis.size, correlation))
+            if factors is None or axis.size <= MAX_FREE_LABELS:
+                kernels.append(_free_covariance(axis.size, factors))
+            else:
+                kernels.append(LabelKernel(factors))
         else:
             lasting = task.cycles is None or task.cycles.axis != number
             cycles = [(period, lasting) for period in periods if share >= 0.2]
@@ -256,11 +270,11 @@ def _log_lengthscale(kernel: Kernel) -> Tensor:
     return kernel.lengthscale.log()
 
 
-def _free_covariance(size: int, correlation: np.ndarray | None) -> Kernel:
-    """``B B' + diag(v)``, initialized with the leading eigenvectors of the correlations; v is the remainder."""
+def _free_covariance(size: int, factors: LabelFactors | None) -> Kernel:
+    """``B B' + diag(v)``, initialized with the leading eigenvectors of what is known; v is the remainder."""
     rank = min(size, _LABEL_RANK)
     kernel = IndexKernel(num_tasks=size, rank=rank, var_constraint=positive()).double()
-    matrix = np.eye(size) if correlation is None else correlation
+    matrix = np.eye(size) if factors is None else factors.loadings @ factors.loadings.T + np.diag(factors.own)
     values, vectors = np.linalg.eigh(matrix)
     root = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.0, None))
     left = np.clip(np.diag(matrix) - (root**2).sum(1), 0.02, None)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates, goes_by_fft
+from gpytorch_gaps.filling.candidates import MAX_FREE_LABELS, KernelLimits, KernelTask, candidates, goes_by_fft
 from gpytorch_gaps.filling.cycles import Cycles, find_changing, find_cycles, find_lasting, fit_cycles, last_long
-from gpytorch_gaps.filling.estimates import fit_mean, label_correlations, less_backgrounds, sample_observations
+from gpytorch_gaps.filling.estimates import fit_mean, less_backgrounds, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, Part, coordinates
+from gpytorch_gaps.filling.label_factors import LabelFactors, label_factors
+from gpytorch_gaps.filling.label_kernel import on_part
 from gpytorch_gaps.filling.learn import Learned, TrainingData, learn
 from gpytorch_gaps.filling.model import (
     MANY_OBSERVATIONS,
@@ -46,15 +49,22 @@ class ChosenModel:
 
     @property
     def noise(self) -> float:
-        """The variance of the noise that was learned, beside known errors."""
-        return float(self.learned.likelihood.noise.detach())
+        """The variance of the noise that was learned, beside known errors, or the mean of those of labels."""
+        return float(self.learned.likelihood.noise.detach().mean())
+
+    def noise_at(self, x: Tensor) -> Tensor:
+        """The variances of the noise that was learned at points, beside known errors. shape: (Q, D) -> (Q,)"""
+        likelihood, noise = self.learned.likelihood, self.learned.likelihood.noise.detach().to(x.device)
+        if likelihood.noise_axis is None or likelihood.grid is None:
+            return noise.expand(len(x))
+        return noise[x[:, likelihood.grid.columns[likelihood.noise_axis]].squeeze(-1).round().long()]
 
     def conditioned(self, part: Part, device: torch.device | None = None) -> FillModel:
         """The model of all observations in a part of the grid."""
         grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in part.axes])
         y = torch.from_numpy(part.values).to(device).flatten()
         index = (~y.isnan()).nonzero().squeeze(-1)
-        likelihood = self.learned.likelihood
+        likelihood = on_part(self.learned.likelihood, grid)
         if part.noise is not None:
             known = torch.from_numpy(part.noise).to(device).flatten()
             likelihood = with_known_noise(self.noise, known[index], elsewhere=float(known.median()))
@@ -104,18 +114,25 @@ def choose_model(
         through = cells[generator.choice(len(cells), NUM_WINDOWS, p=squares / squares.sum())]
         windows = choose_windows(source, NUM_WINDOWS, generator, density, through)
     variance = max(_mean_square(windows, axes, mean), spread) or 1.0
-    correlations = [
-        label_correlations(left, i) if axis.kind == "label" and whole and own is None else None
+    factors = [
+        label_factors(part.values, axes, i, mean, generator) if axis.kind == "label" and whole and own is None else None
         for i, (axis, own) in enumerate(zip(axes, given, strict=True))
     ]
     floor = NOISE_FLOOR if whole and np.count_nonzero(observed) <= MANY_OBSERVATIONS else NOISE_FLOOR_OF_MANY
     if part.noise is not None:  # known errors are noise as well
         floor = max(NOISE_FLOOR, floor - float(part.noise[observed].min()) / variance)
-    listed = candidates(KernelTask(axes, variance, periods, correlations, given, limits, cycles))
-    data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape))
+    listed = candidates(KernelTask(axes, variance, periods, factors, given, limits, cycles))
+    labels = None if limits.one_term or part.noise is not None else _labels_with_noise(factors)
+    data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape), labels)
     learned = learn(listed, data, options.steps, options.progress)
     notes = _about_sphere(axes, learned.terms) + _notes(axes, periods, mean, given)
     return ChosenModel(learned, mean, tuple(notes))
+
+
+def _labels_with_noise(factors: Sequence[LabelFactors | None]) -> tuple[int, LabelFactors] | None:
+    """The axis with most labels and their covariance, if they are many: noise differs along one axis."""
+    known = [(number, own) for number, own in enumerate(factors) if own is not None and len(own.own) > MAX_FREE_LABELS]
+    return max(known, key=lambda one: len(one[1].own), default=None)
 
 
 def _cycles(
@@ -128,16 +145,19 @@ def _cycles(
 ) -> tuple[list[list[float]], Cycles | None]:
     """The periods of the cycles that the kernel of each axis is to have, and the cycles that the mean has.
 
-    The mean has those of the first long axis without a kernel of the user's, if one repeats itself often enough.
+    The mean has those of the first long axis, or of the only axis beside labels, without a kernel of the user's, if one
+    repeats itself often enough.
     """
+    table = sum(axis.kind != "label" for axis in axes) == 1 < len(axes)
     asked = options.periods_of(axes)
     found = find_cycles(values, axes) if whole else [[] for _ in axes]
     periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
     for number, axis in enumerate(axes if in_memory else []):
-        if given[number] is None and axis.points.shape[1] == 1 and goes_by_fft(axis, len(axes)):
+        long = goes_by_fft(axis, len(axes)) or (table and axis.kind != "label")
+        if given[number] is None and axis.points.shape[1] == 1 and long:
             named = asked[number]
             lasting = find_lasting(values, number, axis) if named is None else named
-            cycles = fit_cycles(values, axes, number, lasting) if last_long(axis, lasting) else None
+            cycles = fit_cycles(values, axes, number, lasting) if last_long(axis, lasting, table) else None
             if cycles is not None:
                 left = np.moveaxis(values, number, 0).reshape(axis.size, -1) - cycles.on(axis.points[:, 0])
                 periods[number] = find_changing(left, 0, axis, cycles.periods)

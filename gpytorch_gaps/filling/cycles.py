@@ -32,6 +32,7 @@ _HARMONICS = 2
 _MIN_PERIODS_SEEN = 1.5
 _MIN_PERIODS_SUBTRACTED = 0.9  # a year that was seen once is a trend like any other: its phases are all observed
 _MIN_PERIODS_OF_ONE = 50.0  # of which one cycle at least lasts so long: neighbours serve for eighteen years of days
+_MIN_PERIODS_OF_TABLES = 9.9  # ten years of months, less a month
 _MIN_POINTS_PER_PERIOD = 4
 _MAX_SERIES = 300  # series that are searched for cycles
 _MANY_PERIODS, _MANY_HARMONICS = 10.0, 4  # seen so often, a cycle has a finer shape
@@ -58,9 +59,13 @@ def find_lasting(numbers: np.ndarray, axis: int, described: Axis) -> list[float]
     return _explaining(numbers, axis, described, possible_periods(described, _MIN_PERIODS_SUBTRACTED))
 
 
-def last_long(axis: Axis, periods: Sequence[float]) -> bool:
-    """Whether one of the cycles repeats itself so often that it is not left to the kernel."""
-    return any(axis.extent >= _MIN_PERIODS_OF_ONE * period for period in periods)
+def last_long(axis: Axis, periods: Sequence[float], table: bool = False) -> bool:
+    """Whether one of the cycles repeats itself so often that it is not left to the kernel.
+
+    :param table: whether all other axes are labels. A kernel has one covariance of labels for cycles and weather.
+    """
+    least = _MIN_PERIODS_OF_TABLES if table else _MIN_PERIODS_OF_ONE
+    return any(axis.extent >= least * period for period in periods)
 
 
 def find_changing(left: np.ndarray, axis: int, described: Axis, periods: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What is estimated from the observations before training: a trend, label offsets and scales, correlations.
+"""What is estimated from the observations before training: a trend, label offsets and scales.
 
 The mean of the Gaussian process is
 
@@ -25,7 +25,6 @@ _MIN_EXPLAINED_SHARE = 0.05  # of the variance, by slopes
 _MAX_SAMPLE = 200_000  # observations by which a trend is estimated
 _MAX_SCALE_RATIO = 3.0  # of the standard deviations of labels that share one noise
 _OFFSET_SHRINKAGE = 3.0  # of label offsets, in pseudo-observations
-_CORRELATION_SHRINKAGE = 20.0  # of correlations between labels, in pseudo-observations
 _KINDS_WITH_TREND = ("number", "time", "latitude", "longitude", "position")
 
 
@@ -158,23 +157,3 @@ def label_scales(numbers: np.ndarray, axes: Sequence[Axis], always: bool = False
     if not usable.any() or (not always and scales[usable].max() <= _MAX_SCALE_RATIO * scales[usable].min()):
         return None
     return np.where(usable, scales, np.exp(np.mean(np.log(scales[usable]))))
-
-
-def label_correlations(numbers: np.ndarray, axis: int) -> np.ndarray:
-    """Correlations between the positions of one axis, from the cells that both have, shrunk if these are few.
-
-    The matrix is positive definite, with ones on the diagonal.
-    """
-    rows = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
-    known = ~np.isnan(rows)
-    means = np.where(known, rows, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    centred = np.where(known, rows - means[:, None], 0.0)
-    count = known.astype(float) @ known.T.astype(float)
-    covariance = centred @ centred.T / np.maximum(count, 1)
-    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
-    matrix = covariance / np.outer(deviation, deviation) * count / (count + _CORRELATION_SHRINKAGE)
-    np.fill_diagonal(matrix, 1.0)
-    values, vectors = np.linalg.eigh(matrix)
-    matrix = (vectors * np.clip(values, 1e-3, None)) @ vectors.T
-    scale = np.sqrt(np.diag(matrix))
-    return matrix / np.outer(scale, scale)

@@ -58,11 +58,11 @@ def fill_gaps(
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
     Kernels are chosen and trained on windows of the grid: along each axis a Matern or squared exponential kernel, or a
-    sum over several scales, with periodic kernels for years and days, and free covariances for labels. Some
-    observations, as far from the others as the gaps are, are withheld from training and predicted. They give the error
-    to expect in the gaps, ``result.report.expected_rmse``, and scores, ``result.report.held_out``. Mean and standard
-    deviations are then those of the exact process given all observations. Below 30 observations, standard deviations
-    are widened for the uncertainty of the hyperparameters.
+    sum over several scales, with periodic kernels for years and days; labels have a covariance of low rank and a
+    diagonal. Some observations, as far from the others as the gaps are, are withheld from training and predicted. They
+    give the error to expect in the gaps, ``result.report.expected_rmse``, and scores, ``result.report.held_out``. Mean
+    and standard deviations are then those of the exact process given all observations. Below 30 observations, standard
+    deviations are widened for the uncertainty of the hyperparameters.
 
     :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, or an xarray DataArray or
         Dataset. Gaps are NaN or masked. The input is not modified. Arrays of more than four million cells are streamed

@@ -65,18 +65,17 @@ class Fitted:
         options = self.filling.options
         with seeded(options.seed):  # of variances from samples
             prediction = Prediction(self.model, x, options)
-            variance = prediction.variance().clamp_min(0.0) + (self._noise if noise else 0.0)
+            variance = prediction.variance().clamp_min(0.0) + (self._noise(x) if noise else 0.0)
         codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # of labels; others are not used
         unit = _at_labels(self.filling.scales, codes)
         wider = widening(int((~self.filling.unknown).sum()))
         std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
         return prediction.mean.cpu().numpy() * unit, std * unit
 
-    @property
-    def _noise(self) -> float:
-        """The variance of the error of a measurement: the noise that was learned, and known errors in the median."""
+    def _noise(self, x: torch.Tensor) -> torch.Tensor:
+        """Variances of the errors of measurements: the noise that was learned, and known errors in the median."""
         known = self.filling.source.noise
-        return self.chosen.noise + (0.0 if known is None else float(np.median(known[~self.filling.unknown])))
+        return self.chosen.noise_at(x) + (0.0 if known is None else float(np.median(known[~self.filling.unknown])))
 
     def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:
         """The factor by which the held-out check calibrates standard deviations at positions (Q, d) of the grid."""

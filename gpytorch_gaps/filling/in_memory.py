@@ -73,7 +73,7 @@ class InMemoryFilling(Filling):
         )
         some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator, self.part.orientation)
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
-        return check_withheld(model, self.part, withheld, self.options, chosen.noise, some_gaps)
+        return check_withheld(model, self.part, withheld, self.options, chosen.noise_at, some_gaps)
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
         options, unknown, gaps = self.options, self.unknown, self.gaps
@@ -128,7 +128,8 @@ class InMemoryFilling(Filling):
     def _noise(self, chosen: ChosenModel, cells: np.ndarray) -> np.ndarray:
         """Variances of the errors of measurements in these cells, flags of the grid."""
         known = self.source.noise
-        return chosen.noise + (np.zeros(int(cells.sum())) if known is None else known[cells])
+        learned = chosen.noise_at(coordinates(self.source.axes, np.argwhere(cells))).numpy()
+        return learned if known is None else learned + known[cells]
 
     def _mean_square(self, std: np.ndarray, cells: np.ndarray, chosen: ChosenModel) -> float:
         """Mean square of the errors of measurements that these standard deviations stand for."""

@@ -9,15 +9,18 @@ longer runs, and the winner is trained on all windows.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.label_factors import LabelFactors
+from gpytorch_gaps.filling.label_kernel import label_likelihood
 from gpytorch_gaps.filling.model import ProductTerm, TrendMean, make_likelihood, make_model
 from gpytorch_gaps.filling.window_likelihood import WindowLogLikelihood, WindowTensors
 from gpytorch_gaps.filling.windows import Window
+from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 from gpytorch_gaps.training.fit import fit
 from gpytorch_gaps.training.history import History
@@ -44,6 +47,7 @@ class TrainingData:
     :param variance: the variance that the kernel and the noise have to explain.
     :param noise_floor: the smallest noise, as a share of the variance.
     :param num_observations: those of the whole grid.
+    :param labels: an axis of labels and their covariance, if labels differ in noise.
     """
 
     windows: Sequence[Window]
@@ -52,6 +56,19 @@ class TrainingData:
     variance: float
     noise_floor: float
     num_observations: float = 0.0
+    labels: tuple[int, LabelFactors] | None = None
+
+    def make_likelihood(self) -> GappyGridLikelihood:
+        """Noise before training."""
+        if self.labels is None:
+            return make_likelihood(self.variance, self.noise_floor)
+        grid = CartesianGrid([torch.from_numpy(axis.points) for axis in self.axes])
+        return label_likelihood(grid, *self.labels, self.noise_floor)
+
+    @property
+    def own_variance(self) -> float | None:
+        """Mean variance of what labels do not share, if labels differ in noise."""
+        return None if self.labels is None else float(self.labels[1].variance * self.labels[1].own.mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +78,7 @@ class Learned:
     name: str
     terms: list[ProductTerm]
     likelihood: GappyGridLikelihood
+    own_variance: float | None = None
     loss: float = math.inf
     history: History | None = None
 
@@ -105,7 +123,7 @@ def learn(candidates: Sequence[Candidate], data: TrainingData, steps: int, progr
     min_gain = _MIN_GAIN_PER_TERM * (1 + data.num_observations / _DOUBLE_GAIN_OBSERVATIONS)
     windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
     few = [*windows[:1], *windows[1:][-2:]]  # one of neighbouring cells and two with strides
-    field = [Learned(name, make(), make_likelihood(data.variance, data.noise_floor)) for name, make in candidates]
+    field = [Learned(name, make(), data.make_likelihood(), data.own_variance) for name, make in candidates]
     best = field[0] if len(field) == 1 else _best_of(field, few, data.mean, min_gain)
     return _train(best, windows, data.mean, steps, progress)
 
@@ -130,10 +148,10 @@ def _train(found: Learned, windows: Sequence[WindowTensors], mean: TrendMean, st
     """Trains the parameters of `found` in place."""
     mll = _objective(found, windows, mean)
     history = fit(mll.model, steps, lr=_LEARNING_RATE, mll=mll, progress=progress, patience=10, min_improvement=0.05)
-    return Learned(found.name, found.terms, found.likelihood, min(history.loss), history)
+    return replace(found, loss=min(history.loss), history=history)
 
 
 def _objective(found: Learned, windows: Sequence[WindowTensors], mean: TrendMean) -> WindowLogLikelihood:
     first = windows[0]
     model = make_model(first.grid, first.index, first.y, found.terms, found.likelihood, mean)
-    return WindowLogLikelihood(found.likelihood, model, found.terms, windows)
+    return WindowLogLikelihood(found.likelihood, model, found.terms, windows, found.own_variance)

@@ -104,7 +104,7 @@ class StreamedFilling(Filling):
         rows = result.slab(int(inside[0][0]), int(inside[0][-1]) + 1).cpu().numpy()
         mean = rows[np.ix_(np.arange(len(rows)), *inside[1:])][withheld.scored]
         model = chosen.conditioned(part.without(withheld.hidden))
-        return check_withheld(model, part, withheld, self.options, chosen.noise, some_gaps, mean)
+        return check_withheld(model, part, withheld, self.options, chosen.noise_at, some_gaps, mean)
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
         with self.stopwatch("mean"):

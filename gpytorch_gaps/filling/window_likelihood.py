@@ -1,10 +1,10 @@
 """The log-likelihood of windows, by dense algebra: the sum over windows w of
 
-    log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I + D_w)
+    log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + S_w + D_w)
 
-D_w has the known variances of measurement errors, if there are any. A window has few positions along an axis and some
-hundred observations. A kernel is called once for all windows, at positions or at lags, not at all pairs of
-observations.
+S_w is the noise that is learned, one variance or one for each label. D_w has the known variances of measurement errors,
+if there are any. A window has few positions along an axis and some hundred observations. A kernel is called once for
+all windows, at positions or at lags, not at all pairs of observations.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from gpytorch_gaps.autograd.summed_products import summed_products_log_prob
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.label_kernel import own_variance
 from gpytorch_gaps.filling.model import ProductTerm, TrendMean, grid_columns
 from gpytorch_gaps.filling.windows import Window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
+_LOG_OWN_STD = 0.05  # of the prior of what labels do not share
 _SAME_LAG = 1e-9  # of the largest lag: lags that differ by less are one
 
 
@@ -108,6 +110,9 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
 
     Windows share the kernels of `model`, which is the model of the first of them. All are evaluated by dense algebra,
     so the lazy prior of the first that GPyTorch passes in is not evaluated.
+
+    :param own_variance: what labels do not share, noise included, is this in the mean, by a narrow log-normal prior:
+        windows have few of the labels.
     """
 
     def __init__(
@@ -116,8 +121,10 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
         model: ExactGP,
         terms: Sequence[ProductTerm],
         windows: Sequence[WindowTensors],
+        own_variance: float | None = None,
     ) -> None:
         super().__init__(likelihood, model)
+        self._own_variance = own_variance
         self._terms, self._windows = list(terms), list(windows)
         self._blocks = {}
         for axes in {axes for term in terms for axes in term.blocks}:
@@ -135,8 +142,15 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
             own = [[block[number] for block in term] for term in factors]
             picks = [[self._blocks[axes].picks[number] for axes in term.blocks] for term in self._terms]
             total = total + summed_products_log_prob(window.residual, self._noise(window), scales, own, picks)
+        if self._own_variance is not None:
+            ratio = own_variance(self._terms, self.likelihood) / self._own_variance
+            total = total - 0.5 * (ratio.log() / _LOG_OWN_STD).square()
         return self._add_other_terms(total, params) / sum(len(window.y) for window in self._windows)
 
     def _noise(self, window: WindowTensors) -> Tensor:
         """Variances of the noise of the observations. shape: (N,)"""
-        return self.likelihood.noise + window.noise
+        axis = self.likelihood.noise_axis
+        if axis is None:
+            return self.likelihood.noise + window.noise
+        codes = window.points[:, window.columns([axis])].squeeze(-1).long()
+        return self.likelihood.noise[codes] + window.noise

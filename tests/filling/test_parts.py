@@ -1,4 +1,4 @@
-"""Cycles, trends, windows, label correlations and withheld observations."""
+"""Cycles, trends, windows and withheld observations."""
 
 import numpy as np
 import pandas as pd
@@ -7,14 +7,9 @@ import torch
 
 from gpytorch_gaps.filling import grid_values
 from gpytorch_gaps.filling.axes import DAY, YEAR
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
 from gpytorch_gaps.filling.cycles import explained_share, find_cycles, possible_periods
 from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.estimates import (
-    fit_mean,
-    label_correlations,
-    sample_observations,
-)
+from gpytorch_gaps.filling.estimates import fit_mean, sample_observations
 from gpytorch_gaps.filling.grid_values import GridValues, choose_part, random_part, region_around
 from gpytorch_gaps.filling.holdout import withhold
 from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, choose_windows, whole_window
@@ -137,29 +132,6 @@ def test_all_of_a_small_grid():
     window = whole_window(values)
     assert window.cells.tolist() == [[0, 0], [1, 0], [1, 1]]
     assert window.values.tolist() == [1.0, 2.0, 3.0]
-
-
-def test_label_correlations_are_those_of_common_cells():
-    common = RNG.standard_normal(2000)
-    first, second, third = common, 0.8 * common + 0.6 * RNG.standard_normal(2000), RNG.standard_normal(2000)
-    numbers = np.stack([first, second, third, np.full(2000, np.nan)], axis=1)
-    numbers[RNG.random(numbers.shape) < 0.3] = np.nan
-    found = label_correlations(numbers, 1)
-    assert np.diag(found) == pytest.approx(np.ones(4))
-    assert found[0, 1] == pytest.approx(0.8, abs=0.05)
-    assert abs(found[0, 2]) < 0.1
-    assert np.abs(found[3, :3]).max() == pytest.approx(0.0, abs=1e-12)  # nothing is known of it
-    assert np.linalg.eigvalsh(found).min() > 0
-
-
-def test_free_covariances_begin_as_the_correlations():
-    axes = describe_axes([50, 3], [None, list("abc")])
-    matrix = np.array([[1.0, 0.7, 0.2], [0.7, 1.0, 0.1], [0.2, 0.1, 1.0]])
-    make = candidates(KernelTask(axes, 2.0, [[], []], [None, matrix], [None, None], KernelLimits()))[0][1]
-    (term,) = make()
-    found = term.kernels[1](torch.arange(3.0).double().unsqueeze(-1)).to_dense().detach().numpy()
-    np.testing.assert_allclose(found, matrix, atol=0.03)  # and a little on the diagonal
-    assert term.scale.item() == pytest.approx(2.0)
 
 
 # -- what is withheld --------------------------------------------------------------------------------------------------
