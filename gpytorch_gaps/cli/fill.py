@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.cli.beside import arrays_beside
 from gpytorch_gaps.cli.files import Outputs, check_outputs, open_input, read_arrays, save_picture
-from gpytorch_gaps.cli.masks import distrust, read_mask
+from gpytorch_gaps.cli.masks import distrust
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
@@ -28,10 +29,10 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
     started = time.perf_counter()
     with open_input(options) as opened:
         distrust(options.untrusted, opened)
-        where = read_mask(options.mask, opened)
+        beside = arrays_beside(options, opened)
         values, kinds = read_arrays(opened)
         outputs = check_outputs(options, opened, kinds)
-        passed = fill_options(options, kinds, where)
+        passed = fill_options(options, kinds, beside)
         result = gaps.fill_gaps(values, opened.axes, **passed, std=_wants_std(options, kinds))
         _write(result, opened, outputs, options.flags, kinds)
     seconds = time.perf_counter() - started
@@ -44,15 +45,15 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
     return 0
 
 
-def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], where: Any = None) -> dict[str, Any]:
+def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], beside: dict[str, Any]) -> dict[str, Any]:
     """The options of the command as keywords of ``fill_gaps``, all but `std`.
 
-    :param where: the mask of ``--mask``.
+    :param beside: the mask, the backgrounds and the known errors.
     """
     return {
         "periods": _periods(options),
         "smooth": options.smooth,
-        "where": where,
+        **beside,
         "max_gap": dict(options.max_gap) or None,
         "joint": _is_joint(options, kinds),
         "check": not options.no_check,

@@ -133,6 +133,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--joint", action="store_true", help="fill variables on one grid together, so that they inform each other"
     )
+    model.add_argument(
+        "--mean", metavar="NAME|FILE", action="append", default=[],
+        help="a background, such as a climatology: another array of IN, or a file, or FILE:NAME, of one variable only "
+        "as VARIABLE=NAME; its coefficient is learned; repeatable",
+    )  # fmt: skip
+    model.add_argument(
+        "--noise", metavar="NAME|FILE|NUMBER", action="append", default=[],
+        help="known standard deviations of the measurements: an array as for --mean, or a number; if there are several "
+        "variables, as VARIABLE=NAME, repeatable",
+    )  # fmt: skip
     model.add_argument("--no-check", action="store_true", help="skip the check on withheld observations")
     model.add_argument(
         "--period", metavar="AXIS=P", action="append", default=[], type=_period,

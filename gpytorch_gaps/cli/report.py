@@ -3,9 +3,10 @@
 import argparse
 
 import gpytorch_gaps as gaps
+from gpytorch_gaps.cli.beside import arrays_beside
 from gpytorch_gaps.cli.files import check_page, open_input, read_arrays
 from gpytorch_gaps.cli.fill import fill_options
-from gpytorch_gaps.cli.masks import distrust, read_mask
+from gpytorch_gaps.cli.masks import distrust
 
 
 def run_report(options: argparse.Namespace, warned: list[str]) -> int:
@@ -23,9 +24,9 @@ def run_report(options: argparse.Namespace, warned: list[str]) -> int:
 
     with open_input(options) as opened:
         distrust(options.untrusted, opened)
-        where = read_mask(options.mask, opened)
+        beside = arrays_beside(options, opened)
         values, kinds = read_arrays(opened)
-        filling = fill_options(options, kinds, where)
+        filling = fill_options(options, kinds, beside)
         result = gaps.fill_gaps(values, opened.axes, **filling, std=not options.no_std)
         folds = 0 if options.no_check else options.folds
         with gaps.settings.progress(filling["progress"]):

@@ -1,4 +1,4 @@
-"""Masks from files: an array of flags or of numbers, of any format."""
+"""Masks and other arrays beside the values, from files of any format."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,24 @@ from gpytorch_gaps.formats.xarray_files import XarrayFile
 
 
 def open_mask(path: Path | str, variable: str | None = None) -> Any:
-    """The mask in a file, in memory.
+    """The mask in a file, in memory. That of a picture is true where pixels are neither black nor transparent.
+
+    :param path: the file.
+    :param variable: as of :func:`open_array`.
+    :return: an array, a DataFrame or a DataArray of flags or numbers.
+    """
+    data = open_array(path, variable)
+    if np.ma.isMaskedArray(data):  # transparent pixels
+        return data.filled(0).any(axis=-1) if data.ndim == 3 else data.filled(0)
+    return data
+
+
+def open_array(path: Path | str, variable: str | None = None) -> Any:
+    """The only array of a file, or the one of this name, in memory.
 
     :param path: the file.
     :param variable: one of its arrays. Default: the only one.
-    :return: an array, a DataFrame or a DataArray of flags or numbers.
+    :return: an array, a masked array, a DataFrame or a DataArray of flags or numbers.
     :raises ValueError: if the file holds several arrays and none is named, or none with this name.
     """
     path = Path(path)
@@ -31,10 +44,7 @@ def open_mask(path: Path | str, variable: str | None = None) -> Any:
             names = [str(name) for name, held in dataset.data_vars.items() if held.dims and held.dtype.kind in "biuf"]
             return dataset[_only(path, names, variable)].load()
     with kind.read(path, variable, None) as opened:
-        data = opened.data
-    if np.ma.isMaskedArray(data):  # transparent pixels
-        return data.filled(0).any(axis=-1) if data.ndim == 3 else data.filled(0)
-    return data
+        return opened.data
 
 
 def _only(path: Path, names: list[str], variable: str | None) -> str:

@@ -115,7 +115,7 @@ def test_existing_pages_and_other_names_are_refused_before_any_work(tmp_path, fi
 def test_the_command_line_has_the_defaults_of_fill_gaps(command):
     name = {"fill": "out.npy", "report": "out.html"}[command]
     options = make_parser().parse_args([command, "in.npy", "-o", name])
-    passed = fill_options(options, {})
+    passed = fill_options(options, {}, {})
     parameters = inspect.signature(gaps.fill_gaps).parameters
     assert set(passed) <= set(parameters)
     for option, value in passed.items():
