@@ -27,7 +27,7 @@ class WeightCheckpoint:
     """The last weights, and what identifies the problem they belong to.
 
     The main process keeps replicated weights. Every process keeps its own sharded weights, in a file of its own.
-    `start` are the weights that an earlier call has left, or None.
+    `start` are the weights that an earlier call has left, or None; `draws` are deviations of draws that it left.
 
     :param path: the file; None for no checkpoint.
     :param rhs: ``Phi' W' y``.
@@ -36,6 +36,8 @@ class WeightCheckpoint:
     def __init__(self, path: Path | None, weights: Weights, noise: float, rhs: Tensor) -> None:
         comm, sharded = weights.comm, isinstance(weights, ShardedWeights)
         self.start: Tensor | None = None
+        self.draws: list[Tensor] = []
+        self._mean: tuple[Tensor, int] | None = None
         self._saved = time.perf_counter()
         self._file: CheckpointFile | None = None
         if path is None:
@@ -49,9 +51,12 @@ class WeightCheckpoint:
         found = comm.gather(content is not None, "the checkpoint")
         if not found[0] or (sharded and not all(found)):
             return  # the shards of some processes are no start
-        self.start = torch.empty_like(rhs) if content is None else content["weights"].to(rhs.device)
+        kept = [] if content is None else [content["weights"], *content.get("draws", [])]
+        count = comm.gather(len(kept), "the checkpoint")[0]
+        held = [one.to(rhs.device) for one in kept] or [torch.empty_like(rhs) for _ in range(count)]
         if not sharded:
-            comm.broadcast(self.start, "the checkpoint")
+            held = [comm.broadcast(one, "the checkpoint") for one in held]
+        self.start, *self.draws = held
 
     def _read(self, path: Path, comm: Communicator, sharded: bool) -> dict[str, Any] | None:
         if self._file is None:
@@ -69,7 +74,8 @@ class WeightCheckpoint:
             return None
         differences = [text for name, text in _DIFFERENCES.items() if not self._is_same(name, content[name])]
         self._file.require_same(differences[:1])  # the right-hand side depends on everything else
-        if content["weights"].shape != content["rhs"].shape or not bool(content["weights"].isfinite().all()):
+        kept, shape = [content["weights"], *content.get("draws", [])], content["rhs"].shape
+        if any(one.shape != shape or not bool(one.isfinite().all()) for one in kept):
             raise self._file.error("contains NaN or infinite weights, or weights of the wrong shape")
         return content
 
@@ -83,10 +89,19 @@ class WeightCheckpoint:
             self.save(weights(), iterations)
 
     def save(self, weights: Tensor, iterations: int) -> None:
-        """Save the weights, and the number of iterations of this call so far."""
+        """Save the weights, the number of iterations of this call so far, and the draws."""
+        self._mean = weights, iterations
         if self._file is not None:
-            self._file.save({**self._problem, "weights": weights.cpu(), "iterations": iterations})
+            found = {"weights": weights.cpu(), "iterations": iterations, "draws": [one.cpu() for one in self.draws]}
+            self._file.save({**self._problem, **found})
         self._saved = time.perf_counter()
+
+    def keep_draw(self, number: int, deviation: Tensor) -> None:
+        """Keep the deviation of a draw; save it with all others if the last save is some seconds old."""
+        if self._file is not None and self._mean is not None:
+            self.draws[number : number + 1] = [deviation]
+            if time.perf_counter() - self._saved > _SECONDS_BETWEEN_SAVES:
+                self.save(*self._mean)
 
     def remove(self) -> None:
         """Delete the file."""

@@ -21,6 +21,8 @@ from gpytorch_gaps.reconstruction.slabs import Slabs
 from gpytorch_gaps.utils.checks import check_integer, check_number, read_tensor
 from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
 
+FEWEST_DRAWS = 8
+_NUMBERS = ("noise", "mean", "tolerance", "max_iterations", "memory", "draws", "seed")
 _DROPPED_SHARE = 1 / 400  # of the tolerance, for dropped eigenvalues, if the residuals of the data are as expected
 
 
@@ -40,11 +42,18 @@ class Problem:
         memory: float = 2**31,
         checkpoint: str | Path | None = None,
         output: str | Path | None = None,
+        draws: int = 0,
+        seed: int = 0,
     ) -> None:
         self.noise, self.mean = check_number("noise", noise, above=0, what="variance"), check_number("mean", mean)
         self.tolerance = check_number("tolerance", tolerance, above=0)
         self.memory = check_number("memory", memory, above=0)
         self.max_iterations = check_integer("max_iterations", max_iterations, at_least=1)
+        self.draws, self.seed = check_integer("draws", draws, at_least=0), check_integer("seed", seed, at_least=0)
+        if 0 < self.draws < FEWEST_DRAWS:
+            raise ValueError(
+                f"draws: got {draws}; expected 0, or at least {FEWEST_DRAWS}, from which errors can be stated"
+            )
         self.grid, self.slabs = _grid_and_slabs(values, axes)
         self.kernels = _own_kernels(kernels, len(self.grid.shape))
         self.output, self.checkpoint = _paths(output, checkpoint)
@@ -59,7 +68,7 @@ class Problem:
                 "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
                 **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
                 **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
-                **{name: getattr(self, name) for name in ("noise", "mean", "tolerance", "max_iterations", "memory")},
+                **{name: getattr(self, name) for name in _NUMBERS},
                 "output": str(self.output),
                 "checkpoint": str(self.checkpoint),
             }
@@ -74,6 +83,7 @@ class Problem:
         """The eigenvectors of the kernel that matter at this noise and tolerance."""
         axes = enumerate(zip(self.kernels, self.grid.axes, strict=True))
         factors = [_kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
+        self.diagonals = [factor.diagonal().clone() for factor in factors]
         return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
 
     @property

@@ -23,11 +23,13 @@ from torch import Tensor
 from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.communicator import Communicator, communicator_for, split_evenly
 from gpytorch_gaps.reconstruction.checkpoint import WeightCheckpoint
+from gpytorch_gaps.reconstruction.draws import draw_weights
 from gpytorch_gaps.reconstruction.inputs import Problem
 from gpytorch_gaps.reconstruction.report import ReconstructionReport, announce
 from gpytorch_gaps.reconstruction.result import Reconstruction
-from gpytorch_gaps.reconstruction.sharding import broadcast_basis, distribute_weights
+from gpytorch_gaps.reconstruction.sharding import ShardedWeights, broadcast_basis, distribute_weights
 from gpytorch_gaps.reconstruction.slabs import read_slabs
+from gpytorch_gaps.reconstruction.variance import DrawnVariance
 from gpytorch_gaps.reconstruction.weight_solver import WeightSolution, WeightSolver
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 from gpytorch_gaps.utils.precision import full_float32
@@ -45,6 +47,8 @@ def reconstruct(
     memory: float = 2**31,
     checkpoint: str | Path | None = None,
     output: str | Path | None = None,
+    draws: int = 0,
+    seed: int = 0,
     progress: bool = True,
     group: Any = None,
 ) -> Reconstruction:
@@ -75,6 +79,10 @@ def reconstruct(
     :param checkpoint: a file from which the same call continues after an interruption.
     :param output: an ``.npy`` file to write the mean to. It appears once it is complete. Until then,
         ``<output>.partial`` and ``<output>.checkpoint`` let the same call continue after an interruption.
+    :param draws: number of posterior draws from which standard deviations are estimated, 16 say; 0 for none. Each takes
+        a solve like that of the mean, and one more pass over the grid. ``report.std_error`` says how well standard
+        deviations are known.
+    :param seed: of the draws.
     :param progress: whether to show progress bars.
     :param group: a process group of ``torch.distributed``, such as :func:`gpytorch_gaps.distributed.process_group`
         yields. All its members make the same call, divide the work by slices of the first axis, and get the same mean.
@@ -86,7 +94,7 @@ def reconstruct(
     """
     comm = communicator_for(group, "reconstruct")
     options: dict[str, Any] = {"mean": mean, "tolerance": tolerance, "max_iterations": max_iterations, "memory": memory}
-    options.update(checkpoint=checkpoint, output=output)
+    options.update(checkpoint=checkpoint, output=output, draws=draws, seed=seed)
     problem = comm.run_on_all("checking its arguments", lambda: Problem(values, axes, kernels, noise, **options))
     problem.require_same(values, comm)
     with torch.no_grad(), full_float32(), settings.progress(progress if comm.is_main else False):
@@ -101,6 +109,11 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
     slabs = problem.slabs
     weights = distribute_weights(basis, comm, split_evenly(basis.shape[0], comm.size, slabs.chunk))
     slabs.rows = weights.own_rows
+    if problem.draws and isinstance(weights, ShardedWeights):
+        raise ValueError(
+            f"draws: got {problem.draws} for {weights.size} weights, which several processes divide among them; "
+            "expected draws=0, a kernel that truncates, or one process"
+        )
     grid, rhs, norm = read_slabs(slabs, weights, problem.mean)
     space = WeightSpace(grid, weights, problem.noise)
     if not space.num_train:
@@ -123,13 +136,36 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
         setup_seconds=decomposed - begun,
         bytes_per_iteration=sent / max(1, found.iterations),
     )
+    variance, report = _with_draws(problem, solver, state, report)
     announce(report, kernel_part)
-    result = Reconstruction(problem.grid, problem.kernels, weights, found.weights, problem.mean, slabs.dtype, report)
+    result = Reconstruction(
+        problem.grid, problem.kernels, weights, found.weights, problem.mean, slabs.dtype, report, variance
+    )
     if problem.output is not None:
         result.write(problem.output)
         if report.converged:
             comm.run_on_all("removing its checkpoint", state.remove)
     return result
+
+
+def _with_draws(
+    problem: Problem, solver: WeightSolver, state: WeightCheckpoint, report: ReconstructionReport
+) -> tuple[DrawnVariance | None, ReconstructionReport]:
+    """Variances from draws, if they were asked for, and the report with what is known of them."""
+    if not problem.draws:
+        return None, report
+    started = time.perf_counter()
+    draws = draw_weights(solver, problem.draws, problem.seed, state.draws, state.keep_draw)
+    variance = DrawnVariance(solver.space, draws, problem.diagonals)
+    errors = variance.errors(problem.seed)
+    return variance, replace(
+        report,
+        num_draws=len(draws),
+        std_error=errors.nearly_all,
+        median_std_error=errors.median,
+        std_truncation=errors.truncation,
+        draw_seconds=time.perf_counter() - started,
+    )
 
 
 def _report(solver: WeightSolver, found: WeightSolution, error_in_std: float) -> ReconstructionReport:

@@ -42,6 +42,12 @@ class ReconstructionReport(SolveReport):
     :param num_processes: number of processes.
     :param traffic: what this process sent, from the beginning to the end of the solve.
     :param bytes_per_iteration: bytes that this process sent per iteration of the solve.
+    :param num_draws: number of draws that standard deviations come from.
+    :param std_error: 95 % of all standard deviations are within this share of themselves, each with a probability of
+        95 %: the error of estimates from so few draws, and of their solves.
+    :param median_std_error: the same for half of all standard deviations.
+    :param std_truncation: a bound on what dropped eigenvalues may add to standard deviations, relative to them.
+    :param draw_seconds: seconds that the draws took.
     """
 
     kernel_error: float = math.inf
@@ -55,6 +61,11 @@ class ReconstructionReport(SolveReport):
     num_processes: int = 1
     traffic: Traffic = field(default_factory=Traffic)
     bytes_per_iteration: float = 0.0
+    num_draws: int = 0
+    std_error: float = math.nan
+    median_std_error: float = math.nan
+    std_truncation: float = math.nan
+    draw_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"<ReconstructionReport {self}>"
@@ -68,7 +79,24 @@ class ReconstructionReport(SolveReport):
         return (
             f"{grid} cells, {self.num_train} observed; {self.basis_size} of {math.prod(self.ranks)} basis functions, "
             f"which leave out {self.kernel_error:.1e} of the noise; {super().__str__()}; reading took "
-            f"{self.read_seconds:.3g} s, the basis {self.setup_seconds:.3g} s{shared}"
+            f"{self.read_seconds:.3g} s, the basis {self.setup_seconds:.3g} s{shared}{self._drawn}"
+        )
+
+    @property
+    def std_accuracy(self) -> str:
+        """How well standard deviations are known, in words; empty without draws."""
+        if not self.num_draws:
+            return ""
+        median, nearly_all = 100 * self.median_std_error, 100 * self.std_error
+        return f"from {self.num_draws} draws, half of them within {median:.2g} %, 95 % within {nearly_all:.2g} %"
+
+    @property
+    def _drawn(self) -> str:
+        if not self.num_draws:
+            return ""
+        return (
+            f"; standard deviations {self.std_accuracy}, dropped eigenvalues add at most {self.std_truncation:.1e} of "
+            f"them, in {self.draw_seconds:.3g} s"
         )
 
 

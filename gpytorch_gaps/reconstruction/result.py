@@ -1,7 +1,7 @@
 """The posterior mean of a large grid, evaluated in parts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.reconstruction.output import ResumableNpy
 from gpytorch_gaps.reconstruction.report import ReconstructionReport
 from gpytorch_gaps.reconstruction.sharding import ShardedWeights, Weights
+from gpytorch_gaps.reconstruction.variance import DrawnVariance
 from gpytorch_gaps.utils.files import digest, refuse_directory
 from gpytorch_gaps.utils.progress import with_bar
 
@@ -46,6 +47,7 @@ class Reconstruction:
     :param mean: the prior mean.
     :param dtype: precision of the results.
     :param report: how the reconstruction went.
+    :param variance: estimates of the posterior variance, if there are draws.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Reconstruction:
         mean: float,
         dtype: torch.dtype,
         report: ReconstructionReport,
+        variance: DrawnVariance | None = None,
     ) -> None:
         self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
         self.rows = (layout.own_rows.start, layout.own_rows.stop)
         self._grid, self._kernels, self._basis, self._comm = grid, kernels, layout.basis, layout.comm
+        self._variance = variance
         self._half: Tensor | None = None  # Phi_1 w at the own slices, if the weights are sharded
         if isinstance(layout, ShardedWeights):
             self._half = layout.expand_first(self._basis.vectors[0], weights).flatten(1)
@@ -88,6 +92,38 @@ class Reconstruction:
             part = kron_matmul(others, part) if others else part
             result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + self.mean
         return result
+
+    def variance_slab(self, start: int, stop: int) -> Tensor:
+        """The posterior variance of f, without noise, at some slices of the first axis, estimated from draws.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> from gpytorch.kernels import RBFKernel
+        >>> values = np.where(np.arange(40) % 20 < 5, np.nan, 0.0)
+        >>> options = {"noise": 0.01, "draws": 8, "progress": False}
+        >>> result = gaps.reconstruct(values, None, [RBFKernel()], **options)
+        >>> bool(result.variance_slab(20, 21) > 10 * result.variance_slab(30, 31))
+        True
+
+        :param start: first slice.
+        :param stop: slice after the last one.
+        :return: shape (stop - start, m_2, .., m_d), in the precision of the values.
+        :raises ValueError: if there are no such slices, or no draws.
+        """
+        if self._variance is None:
+            raise ValueError("draws: there are none; expected reconstruct(.., draws=16), say, for standard deviations")
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"slab: got {start} to {stop}, expected slices from 0 to {self.shape[0]}")
+        return self._variance.slab(start, stop).to(self.dtype)
+
+    def std_slab(self, start: int, stop: int) -> Tensor:
+        """The posterior standard deviation of f, without noise, at some slices: the root of :meth:`variance_slab`.
+
+        :param start: first slice.
+        :param stop: slice after the last one.
+        :return: shape (stop - start, m_2, .., m_d), in the precision of the values.
+        :raises ValueError: if there are no such slices, or no draws.
+        """
+        return self.variance_slab(start, stop).sqrt()
 
     def _expand_first(self, rows: slice) -> Tensor:
         """``Phi_1 w`` at some slices. shape: (k, r_2 .. r_d)"""
@@ -129,19 +165,33 @@ class Reconstruction:
                 parts.append(khatri_rao_matmul(tables, coefficients).squeeze(-1) + self.mean)
         return torch.cat(parts).to(self.dtype)
 
-    def write(self, path: str | Path) -> None:
-        """Write the mean as an ``.npy`` file, slab by slab.
+    def write(self, path: str | Path, std: str | Path | None = None) -> None:
+        """Write the mean, and standard deviations if asked for, as ``.npy`` files, slab by slab.
 
         The file appears once it is complete. Until then there is ``<path>.partial``, from which a later call for the
         same reconstruction continues. If several processes made the reconstruction, all have to call, and each writes
         its own slices.
 
         :param path: the file, on a file system that all processes share.
-        :raises ValueError: if nothing can be written at `path`.
+        :param std: a file for standard deviations of f, without noise.
+        :raises ValueError: if nothing can be written at `path`, or if there are no draws for `std`.
         """
-        path = Path(path)
+        path, name = Path(path), digest(self.weights, *self._basis.vectors)
         refuse_directory("path", path)
-        name = digest(self.weights, *self._basis.vectors) + f" {self.mean!r}"
+        if std is not None:
+            refuse_directory("std", Path(std))
+            if self._variance is None or Path(std).resolve() == path.resolve():
+                came = "the file of the mean" if self._variance is not None else "a file, but there are no draws"
+                raise ValueError(f"std: got {came}; expected another file, and reconstruct(.., draws=16), say")
+        self._write(path, f"{name} {self.mean!r}", self.slab)
+        if std is not None and self._variance is not None:
+            self._write(Path(std), f"{name} {digest(self._variance.draws.deviation)}", self.std_slab)
+
+    def _write(self, path: Path, name: str, slab: Callable[[int, int], Tensor]) -> None:
+        """Write the own slices of a field.
+
+        :param name: of the content, by which a later call continues.
+        """
         kind = "float32" if self.dtype == torch.float32 else "float64"
         (start, end), comm = self.rows, self._comm
         file = ResumableNpy(path, tuple(self.shape), kind, name, slice(start, end), comm)
@@ -153,7 +203,7 @@ class Reconstruction:
                 while file.rows < end:
                     stop = min(file.rows + step, end)
                     bar.update(stop - file.rows)
-                    file.append(self.slab(file.rows, stop).cpu().numpy())
+                    file.append(slab(file.rows, stop).cpu().numpy())
                     yield
 
         with settings.progress(settings.progress.value() and comm.is_main):

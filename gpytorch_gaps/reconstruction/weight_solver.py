@@ -27,6 +27,7 @@ _FLOAT32_SPEED = 2.0  # of a sweep, relative to float64, in which a block is set
 _CALLS_PER_ITERATION = 60.0  # of torch
 _NUMBERS_MOVED_PER_CELL = 5.0  # by a sweep, in cache
 _LONG_SWEEP_FLOPS = 1e10  # beside which waiting for a device costs nothing
+_DRAW_TOLERANCE = 1e-2  # of draws, in posterior standard deviations: far below their own spread
 _SAFE_SCALE = 1e20  # right-hand sides within 1e-20 .. 1e20 are safe in float32
 
 Watch = Callable[[Callable[[], Tensor], int], None]
@@ -83,6 +84,13 @@ class WeightSolver(Formulation):
         self._iterations_per_look = ITERATIONS_BETWEEN_READS if short and on_device(rhs) else 1
         self._candidate = self._accepted = torch.zeros_like(self.rhs)
         self._least_error, self._at_zero = math.inf, False
+
+    def for_draw(self, rhs: Tensor) -> "WeightSolver":
+        """The same system for another right-hand side, with what was set up to precondition this one."""
+        tolerance = max(self.tolerance, _DRAW_TOLERANCE)
+        other = WeightSolver(self.space, rhs, tolerance, self.max_iterations, self.memory, lambda *_: None)
+        other._precondition, other.rank = self._precondition, self.rank
+        return other
 
     @cached_property
     def expected_iterations(self) -> float:

@@ -17,7 +17,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
 from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
-from gpytorch_gaps.reconstruction import sharding
+from gpytorch_gaps.reconstruction import draws, sharding
 from tests._ranks import JOIN_SECONDS
 
 
@@ -89,6 +89,12 @@ def told(result):
 
 def reconstruct(group, shape, options):
     return told(solve(group, shape, **options))
+
+
+def standard_deviations(group, shape, options, block):
+    """:param block: cells whose noise is drawn at a time."""
+    with mock.patch.object(draws, "_BLOCK_NUMBERS", block):
+        return solve(group, shape, **options).std_slab(0, shape[0]).numpy()
 
 
 def reconstruct_at(group, shape, options, points):
