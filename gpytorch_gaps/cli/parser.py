@@ -89,7 +89,7 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     either.add_argument("--no-std", action="store_true", help="no standard deviations, also in the picture: faster")
     files.add_argument(
         "--flags", action="store_true",
-        help="add a variable NAME_filled_flag: observed, filled, not filled (netCDF 4 and .zarr)",
+        help="add a variable NAME_filled_flag: observed, filled, not filled (.nc and .zarr)",
     )  # fmt: skip
     files.add_argument("--plot", metavar="PICTURE", type=Path, help="before, after, uncertainty: .png, .pdf or .svg")
     files.add_argument("--force", action="store_true", help="replace existing files")

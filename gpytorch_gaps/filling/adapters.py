@@ -168,16 +168,15 @@ class DataArrayAdapter(ArrayAdapter):
     def __init__(self, given: Any, axes: Axes, dataset: Any = None) -> None:
         flags = [name for name in FLAG_ATTRIBUTES if name in given.attrs]
         if flags:
-            raise ValueError(f"values: {given.name} has {flags[0]}, so it holds flags; expected numbers")
+            raise ValueError(
+                f"values: {given.name} has {flags[0]}, so it holds flags; expected numbers. If it does hold numbers, "
+                "drop the attribute"
+            )
         self._chunks: Any = None  # of results, once the array is loaded
-        self.chunked, self.limits, num_given = given.chunks is not None, valid_limits(given), None
-        if self.limits is not None:
-            num_given = None if self.chunked else int(given.count())
-            given = where_valid(given)
-        if num_given is not None and (num_invalid := num_given - int(given.count())):
-            names = ", ".join(name for name in LIMIT_ATTRIBUTES if name in given.attrs)
-            self.notes = (f"{num_invalid:,} values outside of {names} are gaps",)
-        super().__init__(given, given.data if self.chunked else given.values, axes_of(given, axes, dataset))
+        self.chunked, self.limits = given.chunks is not None, valid_limits(given)
+        valid = where_valid(given)
+        self.notes = () if self.chunked or valid is given else _about_invalid(given, valid)
+        super().__init__(valid, valid.data if self.chunked else valid.values, axes_of(given, axes, dataset))
 
     def load(self) -> None:
         if self.chunked:
@@ -201,6 +200,13 @@ class DataArrayAdapter(ArrayAdapter):
         result.attrs = {"long_name": f"gaps of {named}" if flags else f"standard deviation of {named}", **kept}
         result.encoding = {}
         return self._chunked(result)
+
+
+def _about_invalid(given: Any, valid: Any) -> tuple[str, ...]:
+    """A note on the values outside of the valid limits, if there are any."""
+    count = int(given.count()) - int(valid.count())
+    names = ", ".join(name for name in LIMIT_ATTRIBUTES if name in given.attrs)
+    return (f"{count:,} values outside of {names} are gaps",) if count else ()
 
 
 # -- pandas ------------------------------------------------------------------------------------------------------------

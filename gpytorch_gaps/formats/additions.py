@@ -1,6 +1,6 @@
 """What can be written beside filled values: standard deviations, flags of filled cells, a line of history.
 
-Only netCDF 4 and zarr hold it. Everything else in such a file stays as it was.
+Only netCDF and zarr hold it. Everything else in such a file stays as it was.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ STD_SUFFIX, FLAG_SUFFIX = "_std", "_filled_flag"
 class Additions:
     """What :meth:`OpenedFile.write` writes beside the filled values.
 
-    :param history: a line that is appended to the attribute ``history`` of netCDF 4 and zarr files, as CF recommends.
+    :param history: a line that is appended to the attribute ``history`` of netCDF and zarr files, as CF recommends.
     :param flags: whether a variable ``<name>_filled_flag`` says which cells were observed, filled and not filled.
     :param deviations: standard deviations in the form of the data, for a variable ``<name>_std``. Default: none.
 
@@ -28,6 +28,10 @@ class Additions:
     history: str = ""
     flags: bool = False
     deviations: Any = None
+
+    @property
+    def are_none(self) -> bool:
+        return not (self.history or self.flags or self.deviations is not None)
 
 
 class AddedVariable(NamedTuple):

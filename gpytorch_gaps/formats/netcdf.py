@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from gpytorch_gaps.formats.additions import with_line, with_names
+from gpytorch_gaps.formats.netcdf3 import extend
 from gpytorch_gaps.formats.opened import OpenedFile, require
 from gpytorch_gaps.formats.xarray_files import XarrayFile
 from gpytorch_gaps.utils.files import atomic_write
@@ -37,8 +38,11 @@ class NetcdfFile(XarrayFile):
             return _write_netcdf(self._unpacked(filled), path, engine)
 
         def write(stream: IO[bytes]) -> None:
-            with self.path.open("rb") as source:
-                shutil.copyfileobj(source, stream)
+            if engine == "scipy" and not self.additions.are_none:
+                extend(self.path, stream, self._added(filled), self.additions.history)
+            else:
+                with self.path.open("rb") as source:
+                    shutil.copyfileobj(source, stream)
             stream.flush()
             with _netcdf_variables(stream.name, engine) as variables:
                 self._overwrite(variables, filled)
@@ -48,7 +52,7 @@ class NetcdfFile(XarrayFile):
         return atomic_write(path, write)
 
     def _add_to(self, path: str, filled: Any) -> None:
-        """Adds variables and a line of history to a netCDF 4 file. A file of netCDF 3 has no room for them."""
+        """Adds variables and a line of history to a netCDF 4 file."""
         import h5netcdf
 
         with h5netcdf.File(path, "r+") as file:
@@ -61,15 +65,6 @@ class NetcdfFile(XarrayFile):
                 about["ancillary_variables"] = with_names(about.get("ancillary_variables"), variables)
             if self.additions.history:
                 file.attrs["history"] = with_line(file.attrs.get("history"), self.additions.history)
-
-    @classmethod
-    def _refuse_variables(cls, opened: OpenedFile, path: Path, lossless: bool) -> None:
-        if isinstance(opened, NetcdfFile) and not lossless and _engine(opened.path) == "scipy":
-            raise ValueError(
-                f"output: {opened.path} is netCDF 3, which has no room for flags or standard deviations; convert it to "
-                "netCDF 4 (nccopy -k nc4), or write .zarr"
-            )
-        super()._refuse_variables(opened, path, lossless)
 
     @classmethod
     def _write_new(cls, opened: OpenedFile, filled: Any, path: Path) -> None:

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.io import netcdf_file
+
+from gpytorch_gaps.formats import Additions, open_file
 
 LAND = np.zeros((12, 9), dtype=bool)
 LAND[8:, 5:] = True
@@ -28,8 +31,8 @@ def dataset(field):
 
 
 def save(data, path, kind):
-    if kind == "netCDF 3":
-        data.to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
+    if kind.startswith("netCDF 3"):
+        data.to_netcdf(path, engine="scipy", format="NETCDF3_64BIT" if kind == "netCDF 3" else "NETCDF3_CLASSIC")
     elif kind == "netCDF 4":
         data.to_netcdf(path, engine="h5netcdf")
     else:
@@ -45,7 +48,15 @@ def opened(path, **options):
         return data.load()
 
 
-KINDS = ["netCDF 4", "zarr 2", "zarr 3", "zarr 2, consolidated", "zarr 3, consolidated"]
+KINDS = [
+    "netCDF 3",
+    "netCDF 3, classic",
+    "netCDF 4",
+    "zarr 2",
+    "zarr 3",
+    "zarr 2, consolidated",
+    "zarr 3, consolidated",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,18 +133,13 @@ def test_smoothed_files_have_flags_too(field, tmp_path, fill):
 
 def test_what_a_format_cannot_hold_is_refused_before_any_work(field, tmp_path, fill):
     np.save(tmp_path / "in.npy", field)
-    save(dataset(field).drop_vars("quality"), tmp_path / "old.nc", "netCDF 3")
     for arguments, message in (
         (("in.npy", "-o", tmp_path / "out.npy", "--flags"), "a .npy file cannot hold flags"),
         (("in.npy", "-o", tmp_path / "out.npy", "--std", tmp_path / "out.npy"), "cannot hold flags or standard dev"),
-        (("old.nc", "-o", tmp_path / "out.nc", "--flags"), "is netCDF 3, which has no room for flags"),
     ):
         code, _, err = fill(tmp_path / arguments[0], *arguments[1:])
         assert code == 1
         assert message in err
-    code, _, err = fill(tmp_path / "old.nc", "-o", tmp_path / "out.nc", "--variable", "sst")
-    assert (code, err) == (0, "")
-    assert opened(tmp_path / "out.nc").attrs == opened(tmp_path / "old.nc").attrs  # no room for history either
     save(dataset(field), tmp_path / "in.nc", "netCDF 4")
     assert fill(tmp_path / "in.nc", "-o", tmp_path / "a.nc", "--variable", "sst", "--flags")[0] == 0
     code, _, err = fill(tmp_path / "a.nc", "-o", tmp_path / "b.nc", "--variable", "sst", "--flags")
@@ -145,3 +151,28 @@ def test_one_observation_has_no_deviations(tmp_path, fill):
     np.save(tmp_path / "in.npy", np.array([np.nan, 3.0, np.nan]))
     assert fill(tmp_path / "in.npy", "-o", tmp_path / "out.npy", "--std", tmp_path / "std.npy")[0] == 0
     np.testing.assert_array_equal(np.load(tmp_path / "std.npy"), [np.nan, 0.0, np.nan])
+
+
+@pytest.mark.parametrize("version", ["NETCDF3_CLASSIC", "NETCDF3_64BIT"])
+@pytest.mark.parametrize("several", [False, True])
+def test_records_of_netcdf_3_are_copied_with_and_without_padding(version, several, field, tmp_path):
+    rows = np.where(np.isnan(field), -1, 100 * np.nan_to_num(field)).astype("int16")[:, :5]  # ten bytes a record
+    data = xr.Dataset({"a": (("time", "x"), rows, {"_FillValue": np.int16(-1)}), "fixed": ("x", np.arange(5.0))})
+    data = data.assign(text=("time", np.array(list("abcdefghijkl"), "S1"))) if several else data
+    source, target = tmp_path / "in.nc", tmp_path / "out.nc"
+    data.to_netcdf(source, engine="scipy", format=version, unlimited_dims=["time"])
+    with open_file(source, "a") as given:
+        filled = given.data.fillna(4.0).load()
+        given.write(filled, target, additions=Additions("a line", True, filled * 0.1))
+    with netcdf_file(source, "r", mmap=False) as before, netcdf_file(target, "r", mmap=False) as after:
+        assert list(after.variables) == [*before.variables, "a_std", "a_filled_flag"]
+        assert after.version_byte == before.version_byte
+        for name in before.variables:
+            if name != "a":
+                assert after.variables[name].data.tobytes() == before.variables[name].data.tobytes()
+        np.testing.assert_array_equal(after.variables["a"].data, np.where(rows == -1, 4, rows))
+        np.testing.assert_array_equal(after.variables["a_filled_flag"].data, rows == -1)
+        np.testing.assert_array_equal(after.variables["a_std"].data, 0.1 * filled)
+        assert after.variables["a"]._FillValue == -1
+        assert after.variables["a"].ancillary_variables == b"a_std a_filled_flag"
+        assert after.history == b"a line"
