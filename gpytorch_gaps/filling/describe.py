@@ -24,6 +24,7 @@ from gpytorch_gaps.filling.meaning import is_id, meaning
 _MAX_LABELS = 4  # a length-scale cannot be learned from so few positions without coordinates,
 _MIN_CELLS_PER_LABEL = 30  # but a free covariance can, if each position has so many cells
 _PERIODS = {"month": 12.0, "hour": 24.0, "dayofyear": YEAR, "day_of_year": YEAR, "doy": YEAR}  # of periodic axes
+_SERIES = (["time", "position"], ["position", "time"])  # kinds of axes of what may be a table of series
 _YEARS = (1500, 2200)  # integers in this range are years
 
 
@@ -56,7 +57,16 @@ def describe_axes(
         attributes = [getattr(one, "attrs", {}) for one in coordinates]
     cells = math.prod(shape)
     described = zip(names, shape, coordinates, attributes, strict=True)
-    return [_describe(name, size, cells // max(size, 1), *known) for name, size, *known in described]
+    found = [_describe(name, size, cells // max(size, 1), *known) for name, size, *known in described]
+    return [_asking(axis) for axis in found] if [axis.kind for axis in found] in _SERIES else found
+
+
+def _asking(axis: Axis) -> Axis:
+    """The same with a note, if it is an axis without coordinates."""
+    if axis.kind != "position" or axis.size == 1:
+        return axis
+    assumed = f"{axis.size} places without coordinates were taken for neighbours at equal distances"
+    return replace(axis, note=f"{axis.name}: {assumed}; if they are separate series, pass their names")
 
 
 def _describe(name: str, size: int, cells_each: int, coordinates: Any, attributes: Mapping[str, Any]) -> Axis:

@@ -76,6 +76,14 @@ def test_a_note_asks_about_uneven_integers(quick_choice):
     assert kinds(pd.Series(np.arange(3.0), index=[10382, 10384, 10400])) == ["number"]
 
 
+def test_a_note_asks_about_series_without_names():
+    days = pd.date_range("2020-01-01", periods=20)
+    time, place = adapt(np.zeros((20, 6)), {"date": days, "axis 1": None}).axes
+    assert (time.note, place.kind) == ("", "position")
+    assert "6 places without coordinates were taken for neighbours at equal distances; if they are" in place.note
+    assert not any(axis.note for axis in adapt(np.zeros((20, 6, 5)), [days, None, None]).axes)  # pictures
+
+
 def test_names_of_a_mapping_have_a_meaning():
     given = {"lat": [10.0, 20.0], "longitude": [0.0, 5.0, 10.0], "band": None}
     assert kinds(np.zeros((2, 3, 2)), given) == ["latitude", "longitude", "label"]
