@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.filling.evaluation import DistanceScore, Evaluation
     from gpytorch_gaps.filling.fill import fill_gaps
     from gpytorch_gaps.filling.filled import Filled
+    from gpytorch_gaps.filling.gap_filler import GapFiller as GapFiller
     from gpytorch_gaps.filling.points import Estimate
     from gpytorch_gaps.filling.report import FillReport
     from gpytorch_gaps.grid.cartesian import CartesianGrid
@@ -84,7 +85,7 @@ __all__ = [
     "score",
     "settings",
     "sizing",
-]  # not `plot`, which needs matplotlib: `import *` and `help` must work without
+]  # neither `plot` nor `GapFiller`, which need matplotlib and scikit-learn: `import *` and `help` must work without
 
 # Public name -> the module that defines it, or that it is.
 _HOMES = {
@@ -97,6 +98,7 @@ _HOMES = {
     "FillReport": "filling.report",
     "Filled": "filling.filled",
     "FitError": "training.history",
+    "GapFiller": "filling.gap_filler",
     "GappyGridKernel": "kernels",
     "GappyGridLikelihood": "likelihoods",
     "History": "training.history",

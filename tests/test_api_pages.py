@@ -14,8 +14,9 @@ import gpytorch_gaps
 PAGES = Path(__file__).parent.parent / "docs" / "api"
 OPTIONAL = ("plot",)  # public modules that need an extra, and are not in `gpytorch_gaps.__all__`
 DOCUMENTED = ("gpytorch_gaps.plot.",)  # whose docstrings are complete: to be extended to all
-RETURNED_BY_OTHERS = {  # shown because a public object is one, or returns one
+RETURNED_BY_OTHERS = {  # shown because a public object is one, or returns one, or needs an extra
     "FillModel": "the model of Filled",
+    "GapFiller": "not in `__all__`: needs scikit-learn",
     "GapsAccessor": "DataArray.gaps",
     "NoisyPosteriorCovarianceOperator": "likelihood(model(x)).lazy_covariance_matrix",
     "PosteriorCovarianceOperator": "model(x).lazy_covariance_matrix",

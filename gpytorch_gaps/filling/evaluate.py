@@ -8,10 +8,12 @@ import numpy as np
 from scipy import ndimage
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.evaluation import FAR, Evaluation
 from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.grid_values import Part, choose_part
-from gpytorch_gaps.filling.holdout import Withheld, withhold
+from gpytorch_gaps.filling.holdout import Withheld
+from gpytorch_gaps.filling.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.joint import JointFilling
 from gpytorch_gaps.filling.pipeline import Stopwatch
 from gpytorch_gaps.filling.predict import seeded
@@ -47,30 +49,31 @@ def evaluate(models: Mapping[Hashable, Fitted], folds: int, seed: int, progress:
 
 def _predict_folds(fitted: Fitted, folds: int, seed: int) -> _Predictions:
     """Withholds and predicts observations, each of them once at most."""
-    source, generator = fitted.filling.source, np.random.default_rng(seed)
+    filling = copy.copy(fitted.filling)
+    source, filling.generator, filling.stopwatch = filling.source, np.random.default_rng(seed), Stopwatch()
     taken = np.zeros(source.shape, dtype=bool)
     found = []
     for number in with_bar(range(folds), "folds", unit="fold"):
-        part = choose_part(source, generator)
-        withheld = withhold(part.values, generator, part.targets)
+        part = choose_part(source, filling.generator)
+        withheld = filling.withhold(part, filling.generator)
         if withheld is None:
             break
         block = tuple(slice(int(p[0]), int(p[-1]) + 1) for p in part.positions)
         new = withheld.scored & ~taken[block]
         taken[block] |= new
         if new.any():
-            found.append(_predict(fitted, part, Withheld(withheld.hidden, new), number))
+            filling.part, filling.withheld = part, Withheld(withheld.hidden, new)
+            found.append(_predict(filling, fitted.chosen, number))
     if not found:
         raise ValueError("evaluate: got too few observations to withhold some, expected 30 or more")
     columns = zip(*([getattr(one, name) for name in _Predictions.__annotations__] for one in found), strict=True)
     return _Predictions(*map(np.concatenate, columns))
 
 
-def _predict(fitted: Fitted, part: Part, withheld: Withheld, fold: int) -> _Predictions:
+def _predict(filling: InMemoryFilling, chosen: ChosenModel, fold: int) -> _Predictions:
     """The errors of one fold, by the held-out check of the filling."""
-    filling = copy.copy(fitted.filling)
-    filling.part, filling.withheld, filling.stopwatch = part, withheld, Stopwatch()
-    check = filling.check_model(fitted.chosen)
+    part, withheld, check = filling.part, filling.withheld, filling.check_model(chosen)
+    assert withheld is not None
     assert check is not None
     assert check.predicted is not None
     errors = part.values[withheld.scored] - check.predicted.mean.numpy()

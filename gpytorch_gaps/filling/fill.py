@@ -196,6 +196,19 @@ def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
         return filling.condition(filling.choose_model())
 
 
+def fit_in_memory(adapter: ArrayAdapter, options: Options) -> Fitted | None:
+    """The model of an array in memory, checked and conditioned on all observations; None if there is none to learn."""
+    numbers = _numbers(adapter)
+    targets = Targets(adapter, options, np.isnan(numbers))
+    if _nothing_to_learn(numbers, np.isnan(numbers), targets, options):
+        return None
+    filling = _in_memory(adapter, numbers, targets, options)
+    with settings.progress(options.progress), torch.inference_mode(False), torch.enable_grad(), seeded(options.seed):
+        chosen = filling.choose_model()
+        check = filling.check_model(chosen)
+        return Fitted(filling, chosen, check, filling.condition(chosen))
+
+
 def _in_memory(adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options) -> InMemoryFilling:
     kind = JointFilling if isinstance(adapter, VariablesAdapter) else InMemoryFilling
     return kind(adapter, numbers, targets, options)

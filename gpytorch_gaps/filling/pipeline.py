@@ -55,7 +55,7 @@ class Filling(ABC):
     def choose_model(self) -> ChosenModel:
         """Chooses and trains a model, without the observations that will be predicted to check it."""
         self.part = choose_part(self.source, self.generator)
-        self.withheld = self._withhold(self.part) if self.options.check else None
+        self.withheld = self.withhold(self.part, self.generator) if self.options.check else None
         seen = self.source if self.withheld is None else self.source.without(self.part, self.withheld.scored)
         with self.stopwatch("training"):
             chosen = self._choose(seen)
@@ -64,10 +64,10 @@ class Filling(ABC):
         )
         return chosen
 
-    def _withhold(self, part: Part) -> Withheld | None:
+    def withhold(self, part: Part, generator: np.random.Generator) -> Withheld | None:
         """The observations to withhold, chosen in the canonical order."""
         turn = part.orientation
-        found = withhold(turn.turn(part.values), self.generator, turn.turn(part.targets))
+        found = withhold(turn.turn(part.values), generator, turn.turn(part.targets))
         return None if found is None else Withheld(turn.turn_back(found.hidden), turn.turn_back(found.scored))
 
     def check_model(self, chosen: ChosenModel) -> Check | None:

@@ -39,9 +39,9 @@ def test_errors_are_those_of_the_model_without_the_hidden_observations(result, m
     folds = []
     predict = module._predict
 
-    def spy(fitted, part, withheld, fold):
-        found = predict(fitted, part, withheld, fold)
-        folds.append((part, withheld, found))
+    def spy(filling, chosen, fold):
+        found = predict(filling, chosen, fold)
+        folds.append((filling.part, filling.withheld, found))
         return found
 
     monkeypatch.setattr(module, "_predict", spy)
