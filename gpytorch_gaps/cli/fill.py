@@ -14,7 +14,6 @@ from gpytorch_gaps.cli.beside import arrays_beside
 from gpytorch_gaps.cli.files import Outputs, check_outputs, open_input, read_arrays, save_picture
 from gpytorch_gaps.cli.masks import distrust
 from gpytorch_gaps.filling.adapters import ArrayAdapter
-from gpytorch_gaps.filling.fill import is_streamed
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.formats import Additions, OpenedFile
 
@@ -33,7 +32,7 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
         values, kinds = read_arrays(opened)
         outputs = check_outputs(options, opened, kinds)
         passed = fill_options(options, kinds, beside)
-        result = gaps.fill_gaps(values, opened.axes, **passed, std=_wants_std(options, kinds))
+        result = gaps.fill_gaps(values, opened.axes, **passed, std=_wants_std(options))
         _write(result, opened, outputs, options.flags, kinds)
     seconds = time.perf_counter() - started
     found = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
@@ -78,16 +77,8 @@ def _is_joint(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bo
     return bool(options.joint)
 
 
-def _wants_std(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bool:
+def _wants_std(options: argparse.Namespace) -> bool:
     """Standard deviations take most of the time: they are computed only if they are written or drawn."""
-    streamed = [(name, kind) for name, kind in kinds.items() if is_streamed(kind)]
-    if options.std is not None and streamed:
-        name, kind = streamed[0]
-        size = " x ".join(map(str, kind.shape))
-        raise ValueError(
-            f"--std: {name or 'the array'} has {size} cells, too many: they are filled piece by piece, "
-            "without standard deviations; leave --std out, or take a part"
-        )
     return options.std is not None or (options.plot is not None and not options.no_std)
 
 

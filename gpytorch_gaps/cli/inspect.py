@@ -107,7 +107,7 @@ class Inspection:
         if self.num_gaps == cells:
             return "there are no observations to fill the gaps from"
         if self.streamed:
-            return "piece by piece, without standard deviations: it is too large for a model in memory"
+            return "piece by piece, with standard deviations from draws: it is too large for a model in memory"
         return "in memory, as one exact model"
 
 

@@ -66,7 +66,8 @@ def fill_gaps(
 
     :param values: a tensor, an array, a masked array, a pandas Series or wide DataFrame, or an xarray DataArray or
         Dataset. Gaps are NaN or masked. The input is not modified. Arrays of more than four million cells are streamed
-        through :func:`reconstruct` slab by slab, with a single product of kernels and without standard deviations.
+        through :func:`reconstruct` slab by slab, with a single product of kernels and standard deviations from 16
+        draws.
         DataArrays in dask chunks give results in the same chunks: those of at most four million cells are computed, and
         filled like any other array.
     :param axes: coordinates of each dimension: numbers, dates, strings, rows of several columns, or None for 0, 1, ..;

@@ -32,7 +32,8 @@ class Filled:
     In a gap it is that of a measurement, noise included; at observed values it is 0, at gaps that are left it is NaN.
     With `smooth` it is that of the field without noise, everywhere else. It is widened below 30 observations,
     multiplied by ``report.calibrated_by`` if the withheld observations show that it is wrong, and NaN in gaps if
-    there is only one observation or if all are equal. None if it was not asked for or if values were streamed.
+    there is only one observation or if all are equal. None if it was not asked for, or if values were
+    streamed and draws do not fit in memory.
     """
     gaps: Any
     """Flags of the gaps that are filled, in the same form as the input. Gaps that are left are not flagged: they are

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 
-from gpytorch_gaps.filling.adapters import ArrayAdapter, write_gaps
+from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.candidates import KernelLimits
@@ -25,26 +25,28 @@ from gpytorch_gaps.filling.known_noise import same_variances
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.pipeline import Filling
+from gpytorch_gaps.filling.predict import widening
 from gpytorch_gaps.filling.sentinels import warn_of_sentinels
+from gpytorch_gaps.filling.slab_fields import SlabFields
 from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.reconstruction.inputs import truncation_level
 from gpytorch_gaps.reconstruction.reconstruct import reconstruct
 from gpytorch_gaps.reconstruction.result import Reconstruction
-from gpytorch_gaps.utils.dtypes import is_gap
 
 MAX_CHECKED_CELLS = 30_000_000
 """Cells of the reconstruction of the held-out check: a part of a larger grid."""
 
 _WEIGHT_VECTORS = 10  # vectors of the size of the weights that a solve holds
+_VECTORS_PER_DRAW = 2.5  # three in float32, and one in float64
+_DRAWS = 16
 _FIRST_BOUND_CELLS = 1.0  # on length-scales: no restriction yet
 _MAX_SPECTRUM_POINTS = 2048  # by which the eigenvalues of an axis are estimated: every so many points of a longer axis
 _CHECKED_SLAB_CELLS = 2**24
-_WRITTEN_SLAB_CELLS = 2**22
 _ROUNDING = 1e-15  # relative to the largest eigenvalue
 
 
 class StreamedFilling(Filling):
-    """Fills an array slab by slab, without standard deviations.
+    """Fills an array slab by slab, with standard deviations from draws.
 
     :param adapter: the array, which is read in slabs.
     :param targets: which of its gaps are filled.
@@ -107,19 +109,34 @@ class StreamedFilling(Filling):
         return check_withheld(model, part, withheld, self.options, chosen.noise_at, some_gaps, mean)
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
-        with self.stopwatch("mean"):
-            result = self._reconstruct(self.adapter.array, self.source.axes, chosen)
-        mean, gaps = self._write_chunks(result) if self.adapter.chunked else self._write(result)
+        draws = _DRAWS if self.options.std and self._draws_fit(chosen) else 0
+        with self.stopwatch("mean and draws" if draws else "mean"):
+            result = self._reconstruct(self.adapter.array, self.source.axes, chosen, draws)
+        wider, noise = widening(result.report.num_train), self._noise(chosen)
         gap_variance = None if check is None else check.gap_variance
+        if draws and self.part.targets.any():
+            in_gaps = result.variance_at(self.part.positions).double().cpu().numpy()[self.part.targets]
+            gap_variance = wider**2 * (float(in_gaps.mean()) + noise)
+        factor = wider * (1.0 if check is None else check.calibration)
+        fields = SlabFields(self.adapter, self.targets, self.options.smooth, result, noise, factor)
+        mean, std, gaps = fields.in_chunks() if self.adapter.chunked else fields.computed()
         num_gaps, num_left = math.prod(self.source.shape) - result.report.num_train, 0
         if not self.targets.are_all:
             num_gaps, num_left = self.targets.count()
-        about = {"noise_std": math.sqrt(self._noise(chosen)), "solve": result.report}
-        report = self._report(chosen, check, gap_variance, self._notes(), num_gaps, num_left, **about)
-        return Filled(mean, None, gaps, None, report)
+        about = {"noise_std": math.sqrt(noise), "solve": result.report, "std_method": result.report.std_accuracy}
+        report = self._report(chosen, check, gap_variance, self._notes(bool(draws)), num_gaps, num_left, **about)
+        return Filled(mean, std, gaps, None, report)
 
-    def _notes(self) -> list[str]:
-        notes = ["values were streamed: there are no standard deviations, and no model in memory"]
+    def _draws_fit(self, chosen: ChosenModel) -> bool:
+        """Whether draws fit in memory: the choice of the kernel is that of the mean."""
+        weights = math.prod(_ranks(chosen, self.source.axes, self._noise(chosen), self.options))
+        return 8 * weights * (_WEIGHT_VECTORS + _VECTORS_PER_DRAW * _DRAWS) <= self.options.memory
+
+    def _notes(self, drawn: bool) -> list[str]:
+        notes = ["values were streamed: there is no model in memory"]
+        if self.options.std and not drawn:
+            memory = f"{self.options.memory / 2**30:.3g} GiB"
+            notes.append(f"there are no standard deviations: draws do not fit in {memory}; pass a larger memory")
         if self._bound:
             bound = f", length-scales held above {self._bound:g} cells" if self._bound > _FIRST_BOUND_CELLS else ""
             notes.append(f"only smooth kernels were tried{bound}, to fit in {self.options.memory / 2**30:.3g} GiB")
@@ -129,7 +146,7 @@ class StreamedFilling(Filling):
         """The variance of the errors of measurements."""
         return chosen.noise + (0.0 if self.source.noise is None else float(self.source.noise.flat[0]))
 
-    def _reconstruct(self, values: Any, axes: Iterable[Axis], chosen: ChosenModel) -> Reconstruction:
+    def _reconstruct(self, values: Any, axes: Iterable[Axis], chosen: ChosenModel, draws: int = 0) -> Reconstruction:
         return reconstruct(
             values,
             [axis.points for axis in axes],
@@ -138,55 +155,10 @@ class StreamedFilling(Filling):
             mean=float(chosen.mean.constant),
             tolerance=self.options.tolerance,
             memory=self.options.memory,
+            draws=draws,
+            seed=self.options.seed,
             progress=self.options.progress,
         )
-
-    def _write(self, result: Reconstruction) -> tuple[Any, Any]:
-        """Mean and gaps, written slab by slab."""
-        shape = self.source.shape
-        filled = np.empty(shape, np.float32 if result.dtype == torch.float32 else np.float64)
-        gaps = np.empty(shape, dtype=bool)
-        step = max(1, _WRITTEN_SLAB_CELLS // math.prod(shape[1:]))
-        for start in range(0, shape[0], step):
-            stop = min(start + step, shape[0])
-            filled[start:stop], gaps[start:stop] = self._filled_slab(result, self.adapter.array[start:stop], start)
-        mean = self.adapter.wrap_filled(filled, gaps, self.options.smooth)
-        return mean, self.adapter.wrap_like_input(gaps)
-
-    def _write_chunks(self, result: Reconstruction) -> tuple[Any, Any]:
-        """Mean and gaps as dask arrays, which are computed when they are asked for."""
-        import dask.array
-
-        def block(held: np.ndarray, block_info: Any = None) -> np.ndarray:
-            if not block_info:
-                return held
-            start = block_info[0]["array-location"][0][0]
-            return write_gaps(held, *self._filled_slab(result, held, start), self.options.smooth)
-
-        def flags(gaps: np.ndarray, block_info: Any = None) -> np.ndarray:
-            if not block_info:
-                return gaps
-            start = block_info[0]["array-location"][0][0]
-            return gaps & self.targets.rows(start, start + len(gaps))
-
-        array, shape = self.adapter.array, self.source.shape
-        whole = array.rechunk(dict.fromkeys(range(1, len(shape)), -1))
-        meta = np.empty((0,) * len(shape), array.dtype)
-        mean = dask.array.map_blocks(block, whole, dtype=array.dtype, meta=meta)
-        gaps = dask.array.isnan(whole)
-        if not self.targets.are_all:
-            gaps = gaps.map_blocks(flags, dtype=bool, meta=np.empty((0,) * len(shape), bool))
-        return self.adapter.given.copy(data=mean), self.adapter.wrap_like_input(gaps)
-
-    def _filled_slab(self, result: Reconstruction, held: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """The mean in slices of the first axis that hold `held`, NaN at the gaps that are left; flags of the others."""
-        unknown, mean = is_gap(held), result.slab(start, start + len(held)).cpu().numpy()
-        if self.adapter.limits is not None:
-            mean = mean.clip(*self.adapter.limits)
-        if self.targets.are_all:
-            return mean, unknown
-        allowed = self.targets.rows(start, start + len(held))
-        return np.where(unknown & ~allowed, np.nan, mean).astype(mean.dtype), unknown & allowed
 
 
 def _kernels(chosen: ChosenModel) -> list[Kernel]:

@@ -109,11 +109,25 @@ class Reconstruction:
         :return: shape (stop - start, m_2, .., m_d), in the precision of the values.
         :raises ValueError: if there are no such slices, or no draws.
         """
-        if self._variance is None:
-            raise ValueError("draws: there are none; expected reconstruct(.., draws=16), say, for standard deviations")
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"slab: got {start} to {stop}, expected slices from 0 to {self.shape[0]}")
-        return self._variance.slab(start, stop).to(self.dtype)
+        return self._drawn.slab(start, stop).to(self.dtype)
+
+    def variance_at(self, positions: Sequence[ArrayLike | Tensor]) -> Tensor:
+        """The posterior variance of f, without noise, at a product of positions on the grid, such as a block of it.
+
+        :param positions: numbers of the cells along each axis, shape (k_i,).
+        :return: shape (k_1, .., k_d), in the precision of the values.
+        :raises ValueError: if there are no draws.
+        """
+        cells = [torch.as_tensor(own, device=self.weights.device) for own in positions]
+        return self._drawn.at(cells).to(self.dtype)
+
+    @property
+    def _drawn(self) -> DrawnVariance:
+        if self._variance is None:
+            raise ValueError("draws: there are none; expected reconstruct(.., draws=16), say, for standard deviations")
+        return self._variance
 
     def std_slab(self, start: int, stop: int) -> Tensor:
         """The posterior standard deviation of f, without noise, at some slices: the root of :meth:`variance_slab`.

@@ -34,7 +34,7 @@ from gpytorch_gaps.posterior.drawn_variance import quantile_of_draws
 from gpytorch_gaps.reconstruction.draws import WeightDraws
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 
-_BLOCK_NUMBERS = 2**26  # numbers that draws are expanded to at a time
+_BLOCK_NUMBERS = 2**25  # numbers that draws are expanded to at a time
 _SAMPLE_CELLS = 2**16  # cells by which errors are stated
 _NEWTON_STEPS = 4
 
@@ -75,6 +75,11 @@ class DrawnVariance:
             variance, _, dropped = self._at(cells)
             result[inside] = variance + dropped
         return result
+
+    def at(self, positions: Sequence[Tensor]) -> Tensor:
+        """The variance at a product of positions, one list of them for each axis. shape: (k_1, .., k_d)"""
+        variance, _, dropped = self._at(positions)
+        return variance + dropped
 
     def errors(self, seed: int) -> DrawnStd:
         """How well standard deviations are known, by a sample of cells."""

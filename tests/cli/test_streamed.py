@@ -57,12 +57,15 @@ def test_a_large_array_is_filled_piece_by_piece(shape, small, tmp_path, fill):
     assert not picture or (tmp_path / "p.png").exists()
 
 
-def test_standard_deviations_of_it_are_refused_before_any_work(small, tmp_path, fill):
+def test_standard_deviations_of_it_are_written(small, tmp_path, fill):
     source = smooth_field(tmp_path / "in.npy", (60, 40))
-    code, _, err = fill(source, "-o", tmp_path / "out.npy", "--std", tmp_path / "std.npy")
-    assert code == 1
-    assert "--std" in err
-    assert "60 x 40" in err
+    code, out, err = fill(source, "-o", tmp_path / "out.npy", "--std", tmp_path / "std.npy")
+    assert code == 0, err
+    assert "from 16 draws, half of them within" in out
+    known, std = ~np.isnan(np.load(source)), np.load(tmp_path / "std.npy")
+    assert std.dtype == np.float32
+    assert (std[known] == 0.0).all()
+    assert 0.04 < std[~known].min() <= std[~known].max() < 0.5  # the noise is 0.05
 
 
 def test_integers_with_a_gap_value(small, tmp_path, fill):
