@@ -17,12 +17,13 @@ from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
+from gpytorch_gaps.reconstruction.prior_mean import PriorMean, check_mean, describe_mean
 from gpytorch_gaps.reconstruction.slabs import Slabs
 from gpytorch_gaps.utils.checks import check_integer, check_number, read_tensor
 from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
 
 FEWEST_DRAWS = 8
-_NUMBERS = ("noise", "mean", "tolerance", "max_iterations", "memory", "draws", "seed")
+_NUMBERS = ("noise", "tolerance", "max_iterations", "memory", "draws", "seed")
 _DROPPED_SHARE = 1 / 400  # of the tolerance, for dropped eigenvalues, if the residuals of the data are as expected
 
 
@@ -36,7 +37,7 @@ class Problem:
         kernels: Sequence[Kernel | Tensor],
         noise: float | Tensor,
         *,
-        mean: float = 0.0,
+        mean: PriorMean = 0.0,
         tolerance: float = 1e-2,
         max_iterations: int = 2000,
         memory: float = 2**31,
@@ -45,7 +46,7 @@ class Problem:
         draws: int = 0,
         seed: int = 0,
     ) -> None:
-        self.noise, self.mean = check_number("noise", noise, above=0, what="variance"), check_number("mean", mean)
+        self.noise = check_number("noise", noise, above=0, what="variance")
         self.tolerance = check_number("tolerance", tolerance, above=0)
         self.memory = check_number("memory", memory, above=0)
         self.max_iterations = check_integer("max_iterations", max_iterations, at_least=1)
@@ -55,6 +56,7 @@ class Problem:
                 f"draws: got {draws}; expected 0, or at least {FEWEST_DRAWS}, from which errors can be stated"
             )
         self.grid, self.slabs = _grid_and_slabs(values, axes)
+        self.mean = check_mean(mean, self.grid.shape)
         self.kernels = _own_kernels(kernels, len(self.grid.shape))
         self.output, self.checkpoint = _paths(output, checkpoint)
 
@@ -69,6 +71,7 @@ class Problem:
                 **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
                 **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
                 **{name: getattr(self, name) for name in _NUMBERS},
+                "mean": describe_mean(self.mean),
                 "output": str(self.output),
                 "checkpoint": str(self.checkpoint),
             }

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gpytorch_gaps.distributed.communicator import Communicator, communicator_fo
 from gpytorch_gaps.reconstruction.checkpoint import WeightCheckpoint
 from gpytorch_gaps.reconstruction.draws import draw_weights
 from gpytorch_gaps.reconstruction.inputs import Problem
+from gpytorch_gaps.reconstruction.prior_mean import PriorMean, mean_of_slices
 from gpytorch_gaps.reconstruction.report import ReconstructionReport, announce
 from gpytorch_gaps.reconstruction.result import Reconstruction
 from gpytorch_gaps.reconstruction.sharding import ShardedWeights, broadcast_basis, distribute_weights
@@ -41,7 +43,7 @@ def reconstruct(
     kernels: Sequence[Kernel | Tensor],
     noise: float | Tensor,
     *,
-    mean: float = 0.0,
+    mean: PriorMean = 0.0,
     tolerance: float = 1e-2,
     max_iterations: int = 2000,
     memory: float = 2**31,
@@ -71,7 +73,8 @@ def reconstruct(
     :param axes: coordinates of each axis, shape (m_i,) or (m_i, d_i). None, for one axis or for all: 0, 1, .., m_i - 1.
     :param kernels: one GPyTorch kernel per axis, with its hyperparameters, or its matrix, shape (m_i, m_i).
     :param noise: the noise variance s2, above zero.
-    :param mean: the prior mean of f.
+    :param mean: the prior mean of f: a number; a background of the shape of `values`, in memory or sliced like it; or a
+        function of coordinates, such as the mean module of a model or a linear trend, shape (Q, D) -> (Q,).
     :param tolerance: largest error of the mean, at every point, in units of the posterior standard deviation there.
         ``report.error_in_std`` is the bound that was reached.
     :param max_iterations: of conjugate gradients, in all.
@@ -114,7 +117,7 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
             f"draws: got {problem.draws} for {weights.size} weights, which several processes divide among them; "
             "expected draws=0, a kernel that truncates, or one process"
         )
-    grid, rhs, norm = read_slabs(slabs, weights, problem.mean)
+    grid, rhs, norm = read_slabs(slabs, weights, partial(mean_of_slices, problem.mean, problem.grid))
     space = WeightSpace(grid, weights, problem.noise)
     if not space.num_train:
         raise ValueError(f"values: got {space.num_cells} entries, all of them gaps; expected at least one observation")

@@ -14,6 +14,7 @@ from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.reconstruction.output import ResumableNpy
+from gpytorch_gaps.reconstruction.prior_mean import PriorMean, mean_at, mean_of_slices, name_of_mean
 from gpytorch_gaps.reconstruction.report import ReconstructionReport
 from gpytorch_gaps.reconstruction.sharding import ShardedWeights, Weights
 from gpytorch_gaps.reconstruction.variance import DrawnVariance
@@ -56,7 +57,7 @@ class Reconstruction:
         kernels: Sequence[Kernel | Tensor],
         layout: Weights,
         weights: Tensor,
-        mean: float,
+        mean: PriorMean,
         dtype: torch.dtype,
         report: ReconstructionReport,
         variance: DrawnVariance | None = None,
@@ -90,7 +91,8 @@ class Reconstruction:
             rows = slice(at, min(at + step, stop))
             part = self._expand_first(rows).unsqueeze(-1)
             part = kron_matmul(others, part) if others else part
-            result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + self.mean
+            mean = mean_of_slices(self.mean, self._grid, rows.start, rows.stop)
+            result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + mean
         return result
 
     def variance_slab(self, start: int, stop: int) -> Tensor:
@@ -176,7 +178,7 @@ class Reconstruction:
         with torch.no_grad():
             for some in x.split(max(1, _SLAB_NUMBERS // max(self.shape))):
                 tables = [kernel(some[:, own], axis).to_dense() @ vectors for kernel, own, axis, vectors in axes]
-                parts.append(khatri_rao_matmul(tables, coefficients).squeeze(-1) + self.mean)
+                parts.append(khatri_rao_matmul(tables, coefficients).squeeze(-1) + mean_at(self.mean, some))
         return torch.cat(parts).to(self.dtype)
 
     def write(self, path: str | Path, std: str | Path | None = None) -> None:
@@ -197,7 +199,7 @@ class Reconstruction:
             if self._variance is None or Path(std).resolve() == path.resolve():
                 came = "the file of the mean" if self._variance is not None else "a file, but there are no draws"
                 raise ValueError(f"std: got {came}; expected another file, and reconstruct(.., draws=16), say")
-        self._write(path, f"{name} {self.mean!r}", self.slab)
+        self._write(path, f"{name} {name_of_mean(self.mean, self._grid)}", self.slab)
         if std is not None and self._variance is not None:
             self._write(Path(std), f"{name} {digest(self._variance.draws.deviation)}", self.std_slab)
 

@@ -1,7 +1,7 @@
 """The values of a grid, read once as slabs: consecutive slices of the first axis, whatever they come from."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,9 +87,12 @@ class Slabs:
             yield self._values[start : min(start + step, self.rows.stop)]
 
 
-def read_slabs(slabs: Slabs, weights: Weights, mean: float) -> tuple[MaskedGrid, Tensor, float]:
+def read_slabs(
+    slabs: Slabs, weights: Weights, mean: Callable[[int, int], float | Tensor]
+) -> tuple[MaskedGrid, Tensor, float]:
     """Read the own slices of a grid once.
 
+    :param mean: the prior mean of some slices.
     :return: the observed cells of the own slices; ``Phi' W' (y - mean)`` and ``|y - mean|`` of the whole grid.
     """
     rows, basis = weights.own_rows, weights.basis
@@ -105,7 +108,9 @@ def read_slabs(slabs: Slabs, weights: Weights, mean: float) -> tuple[MaskedGrid,
                 for part in blocks(len(slab), _PROJECT_NUMBERS // math.prod(slab.shape[1:])):
                     here = slice(start + part.start, start + part.stop)
                     values = slab[part].to(device)
-                    y = _centred(values, observed[here.start - rows.start : here.stop - rows.start], mean)
+                    y = _centred(
+                        values, observed[here.start - rows.start : here.stop - rows.start], mean(here.start, here.stop)
+                    )
                     columns = y.reshape(len(y), -1, 1)  # shape: (k, m_2 .. m_d, 1)
                     columns = kron_matmul(others, columns) if others else columns
                     weights.add_rows(projection, here, columns.reshape(len(y), -1))
@@ -118,7 +123,7 @@ def read_slabs(slabs: Slabs, weights: Weights, mean: float) -> tuple[MaskedGrid,
     return MaskedGrid(observed), weights.sum_projection(projection) * (weights.products > 0), norm
 
 
-def _centred(values: Tensor, observed: Tensor, mean: float) -> Tensor:
+def _centred(values: Tensor, observed: Tensor, mean: float | Tensor) -> Tensor:
     """Values minus the mean, in float64, zero in gaps; `observed` receives the mask."""
     torch.logical_not(values.isnan(), out=observed)
     y = values.to(torch.float64, copy=True).sub_(mean)
