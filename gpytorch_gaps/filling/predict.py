@@ -15,6 +15,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.reports import ApproximateVarianceWarning, SolveReport, record_solves
+from gpytorch_gaps.solvers.planning.rates import nominal_rates
 
 MIN_OBSERVATIONS_TO_WITHHOLD = 30
 """With fewer observations none are withheld, and standard deviations are widened instead."""
@@ -115,8 +116,8 @@ def prediction_settings(options: Options, looser: float = 1.0) -> Iterator[None]
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch inside the block, and restores the user's random state."""
-    with torch.random.fork_rng(devices=[]):
+    """Inside, the same call gives the same numbers, by a seed and nominal rates. Restores the user's random state."""
+    with torch.random.fork_rng(devices=[]), nominal_rates():
         torch.manual_seed(seed)
         yield
 

@@ -19,6 +19,7 @@ from gpytorch_gaps.linalg.selection import unravel
 Contraction = Callable[[Sequence[Tensor]], Tensor]
 
 _CHUNK_NUMBERS = 2**24  # numbers held at once: 128 MiB of float64
+_MAX_PAIR_NUMBERS = 2**28  # of the pair factor of an axis, which is held as a whole: 2 GiB
 
 
 def masked_gram(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:
@@ -44,8 +45,13 @@ def gram_flops(vectors: Sequence[Tensor], rank: int) -> tuple[float, float]:
 
 
 def pair_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, float]:
-    """:func:`gram_flops` from the shapes (m_i, columns in use) of the eigenvectors."""
-    by_axis = kron_matmul_flops([(columns * (columns + 1) // 2, size) for size, columns in shapes], 1)
+    """:func:`gram_flops` from the shapes (m_i, columns in use) of the eigenvectors.
+
+    The first is infinite if the pair factor of an axis does not fit in memory.
+    """
+    pairs = [(columns * (columns + 1) // 2, size) for size, columns in shapes]
+    fits = all(count * size <= _MAX_PAIR_NUMBERS for count, size in pairs)
+    by_axis = kron_matmul_flops(pairs, 1) if fits else math.inf
     cells = math.prod(size for size, _ in shapes)
     # the table of pair products is gathered into p^2 entries; a gather costs far more than a FLOP
     return by_axis + 20.0 * rank * rank, float(cells) * rank * (rank + len(shapes))

@@ -155,3 +155,11 @@ def test_weights_of_a_batch_that_cancel_are_not_gaps():
     for contraction in CONTRACTIONS:
         result = contraction(vectors, positions, weights)
         torch.testing.assert_close(result, dense_gram(vectors, positions, weights), **CLOSE)
+
+
+def test_pairs_that_do_not_fit_in_memory_are_not_formed(monkeypatch):
+    vectors, positions, weights = problem((4, 5, 3), 7)
+    expected = dense_gram(vectors, positions, weights)
+    monkeypatch.setattr(gram, "_MAX_PAIR_NUMBERS", 10)
+    monkeypatch.setattr(gram, "_pair_basis", lambda _: pytest.fail("formed"))
+    torch.testing.assert_close(gram.masked_gram(vectors, positions, weights), expected, **CLOSE)

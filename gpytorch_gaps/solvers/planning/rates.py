@@ -1,11 +1,17 @@
 """How fast this machine is at what a solve consists of: matrix products, moving numbers, and calls.
 
 Measured once a process, in some hundredths of a second; the best of a few, as whatever else runs only slows down.
+
+Plans that depend on a measurement may differ from run to run, and results with them, to the tolerance. Inside
+:func:`nominal_rates` they do not: rates are those of a typical machine, whatever runs on this one, with any number of
+threads.
 """
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +34,26 @@ class Rates:
         return flops / (_SHARE * self.products) + moved / self.memory + calls * self.call
 
 
+NOMINAL = {"cpu": Rates(3e10, 8e10, 2e-6), "cuda": Rates(5e12, 5e11, 5e-6)}
+"""Rates of one core of a server, and of a graphics card, in float64."""
+
+_nominal: ContextVar[bool] = ContextVar("nominal", default=False)
+
+
+@contextmanager
+def nominal_rates() -> Iterator[None]:
+    """Inside, plans are made by :data:`NOMINAL` rates, so that they are the same in every run."""
+    token = _nominal.set(True)
+    try:
+        yield
+    finally:
+        _nominal.reset(token)
+
+
 def rates_of(device: torch.device, dtype: torch.dtype) -> Rates:
+    """The rates to plan by: those of this machine, or nominal ones."""
+    if _nominal.get() and device.type in NOMINAL:
+        return NOMINAL[device.type]
     return _measured(device.type, device.index, dtype, torch.get_num_threads())
 
 
