@@ -4,14 +4,9 @@
 |---|---|
 | distances | Matern or squared exponential; with several columns, one length-scale per column |
 | distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
-<<<<<<< HEAD
-| labels | a free covariance of low rank that starts from the empirical correlations |
-| regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
-=======
 | few labels | a free covariance, which starts from a factor analysis of all observations |
 | many labels | that of the factor analysis, of which the diagonal is scaled |
-| regular axes of space, side by side | one Matern kernel of the distance in the plane, or on the sphere |
->>>>>>> e64a72b (filling: estimate covariances of labels from all observations)
+| regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
 """
 
 import copy
