@@ -220,10 +220,12 @@ def streamed_error(values, monkeypatch):
     (_, axes, kernels, noise), options = calls[-1]
     with torch.no_grad():
         factors = [kernel(torch.as_tensor(axis)).to_dense().numpy() for kernel, axis in zip(kernels, axes, strict=True)]
-    index, prior = np.flatnonzero(~np.isnan(values)), options["mean"]
-    expected, deviation = exact_posterior(factors, index, noise, values.reshape(-1)[index] - prior)
+    index, mean = np.flatnonzero(~np.isnan(values)), options["mean"]
+    cells = gaps.CartesianGrid([torch.as_tensor(axis) for axis in axes]).points()
+    prior = mean(cells).numpy() if callable(mean) else np.full(values.size, mean)
+    expected, deviation = exact_posterior(factors, index, noise, values.reshape(-1)[index] - prior[index])
     gap = np.isnan(values).reshape(-1)
-    return error_in_std(result.mean.reshape(-1)[gap], expected[gap] + prior, deviation[gap]), result.report
+    return error_in_std(result.mean.reshape(-1)[gap], (expected + prior)[gap], deviation[gap]), result.report
 
 
 @pytest.mark.usefixtures("quick_choice")

@@ -83,7 +83,7 @@ def choose_model(
 
     :param source: the grid and its values.
     :param part: values from which cycles, the trend and correlations of labels are estimated: those of the whole grid
-        if it is in memory. Cycles, trends and correlations are not estimated from less.
+        if it is in memory. Cycles and correlations are not estimated from less; the trend is, from wide windows.
     :param limits: restrictions of the kernel.
     :raises ValueError: if windows contain no observations.
     """
@@ -103,10 +103,12 @@ def choose_model(
     periods, cycles = _cycles(left, axes, options, given, whole, whole and not limits.one_term)
     cells, values = sample_observations(part.values, generator, turn)
     if whole:
-        mean = fit_mean(axes, cells, values, options.trend and not limits.one_term, cycles, covariates)
+        mean = fit_mean(axes, cells, values, options.trend, cycles, covariates)
     else:
         seen_cells, seen = map(np.concatenate, zip(*map(_observations, windows), strict=True))
-        mean = fit_mean(axes, seen_cells, seen, trend=False)
+        wide = [window for window in windows if window.spans(source.shape)]
+        sample_cells, sample = map(np.concatenate, zip(*map(_observations, wide or windows), strict=True))
+        mean = fit_mean(axes, sample_cells, sample, options.trend and bool(wide))
         cells, values = np.concatenate([cells + part.corner, seen_cells]), np.concatenate([values, seen])
     squares = _robust_squares(_residuals(axes, mean, cells, values), _ROUNDING * float(np.abs(values).max()))
     spread = float(squares.mean())

@@ -117,6 +117,12 @@ class TrendMean(Mean):
         self.register_buffer("slopes", slopes)
         self.register_buffer("centre", centre)
 
+    @property
+    def varies(self) -> bool:
+        """Whether the mean is more than a constant."""
+        parts = (self.cycles, self.covariates)
+        return bool((self.slopes != 0).any() or self._columns or any(part is not None for part in parts))
+
     def forward(self, x: Tensor) -> Tensor:
         mean = self.constant + (x - self.centre) @ self.slopes
         for column in self._columns:

@@ -152,7 +152,7 @@ class StreamedFilling(Filling):
             [axis.points for axis in axes],
             _kernels(chosen),
             self._noise(chosen),
-            mean=float(chosen.mean.constant),
+            mean=chosen.mean if chosen.mean.varies else float(chosen.mean.constant),
             tolerance=self.options.tolerance,
             memory=self.options.memory,
             draws=draws,

@@ -5,6 +5,7 @@ algebra. Neighbouring cells determine roughness, noise and short length-scales, 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +37,10 @@ class Window:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def spans(self, shape: Sequence[int]) -> bool:
+        """Whether the observations reach over more than half of every axis of a grid."""
+        return all(at[-1] - at[0] >= (size - 1) / 2 for at, size in zip(self.positions, shape, strict=True))
 
 
 def whole_window(values: np.ndarray, noise: np.ndarray | None = None) -> Window:

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import choose, predict, streamed
+from gpytorch_gaps.filling import choose, grid_values, predict, streamed
 from gpytorch_gaps.filling import fill as fill_module
 from gpytorch_gaps.filling.axes import YEAR
 from gpytorch_gaps.filling.model import ProductTerm
@@ -317,7 +317,7 @@ def test_the_order_of_memory_does_not_matter(order):
     np.testing.assert_array_equal(table.std.to_numpy(), found.std)
 
 
-def test_streamed_means_have_no_trend_and_no_sight_of_what_is_withheld(monkeypatch):
+def test_streamed_means_have_a_trend_and_no_sight_of_what_is_withheld(monkeypatch):
     rows, columns = np.meshgrid(np.arange(20.0), np.arange(20.0), indexing="ij")
     truth = 5 * rows + 3 * columns + 0.3 * np.sin(rows)
     seen = np.where(RNG.random((20, 20)) < 0.3, np.nan, truth)
@@ -328,8 +328,23 @@ def test_streamed_means_have_no_trend_and_no_sight_of_what_is_withheld(monkeypat
     found = gaps.fill_gaps(seen, kernels=stationary(), steps=10, progress=False)
     error = np.sqrt(np.mean((found.mean - truth)[np.isnan(seen)] ** 2))
     assert error < 3 * found.report.held_out.rmse + 0.1
-    assert not any("trend" in note for note in found.report.notes)
+    assert any("trend" in note for note in found.report.notes)
     assert np.isnan(given[0]).sum() == np.isnan(seen).sum() + found.report.held_out.count
+
+
+@pytest.mark.parametrize("trend", [True, False])
+def test_the_trend_of_a_streamed_array_is_seen_in_its_widest_window(monkeypatch, trend):
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
+    monkeypatch.setattr(grid_values, "MAX_PART_CELLS", 1000)  # the part to check in is less than the whole
+    x, y = np.linspace(0, 1, 90), np.linspace(0, 1, 60)
+    truth = 40 * x[:, None] - 20 * y + 0.2 * np.sin(9 * x[:, None] + 7 * y)
+    seen = truth.copy()
+    seen[70:] = np.nan  # beyond the data, only a trend goes on
+    kernels = [rbf(0.1), rbf(0.1)]
+    found = gaps.fill_gaps(seen, [x, y], kernels=kernels, trend=trend, **QUICK)
+    off = np.abs(found.mean - truth)[80:].max()
+    assert off < 2 if trend else off > 5
+    assert any("trend" in note for note in found.report.notes) is trend
 
 
 @pytest.mark.usefixtures("quick_choice")

@@ -106,7 +106,8 @@ def test_a_streamed_fill_is_checked_by_reconstruct_itself(monkeypatch):
 
     def wrong(*args, **kwargs):
         result = right(*args, **kwargs)
-        result.mean += 5.0
+        mean = result.mean  # with a trend
+        result.mean = lambda x: mean(x) + 5.0
         return result
 
     right = streamed.reconstruct
