@@ -24,6 +24,7 @@ from gpytorch_gaps.utils.progress import format_bytes
 
 _SLAB_NUMBERS = 2**24  # read, or expanded to, at a time
 _BOXES = 14  # boxes of weights in float64: eigenvalues, diagonals, the right-hand side, iterates and temporaries
+_BYTES_PER_DRAW = 20.0  # per weight: three boxes in float32, one in float64
 _HALVES = 4  # sharded weights, expanded along the first axis
 
 
@@ -85,7 +86,7 @@ class Plan:
         )
 
 
-def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes: int = 4) -> Plan:
+def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes: int = 4, draws: int = 0) -> Plan:
     """What a reconstruction takes, from the number of eigenvectors that its kernel keeps.
 
     >>> plan((1000, 800), ranks=(40, 30), processes=2).weights
@@ -95,8 +96,10 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     :param ranks: number of eigenvectors that are kept on each axis. A kernel that does not truncate keeps `shape`.
     :param processes: number of processes.
     :param value_bytes: bytes of a number that is read.
+    :param draws: number of posterior draws, each of which takes about as many iterations as the mean.
     :return: what each process holds, computes and sends.
-    :raises ValueError: if a rank exceeds its axis, or if there are more processes than slices of the first axis.
+    :raises ValueError: if a rank exceeds its axis, if there are more processes than slices of the first axis, or if
+        there are draws of weights that are divided among processes.
     """
     sizes, kept = tuple(map(int, shape)), tuple(map(int, ranks))
     if len(sizes) != len(kept) or not all(1 <= rank <= size for rank, size in zip(kept, sizes, strict=True)):
@@ -108,6 +111,9 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     own_cells, half = math.prod(sizes[1:]) * rows, rows * weights // kept[0]
     vectors = sum(12.0 * size * rank for size, rank in zip(sizes, kept, strict=True))
     memory = own_cells + vectors + min(_SLAB_NUMBERS, own_cells) * (value_bytes + 16.0)  # own_cells: the mask
+    if sharded and draws:
+        raise ValueError(f"draws: got {draws} of {weights} weights, which {processes} processes divide; expected 0")
+    memory += _BYTES_PER_DRAW * draws * weights
     if sharded:
         longest = max(kept[1:])
         own = weights // longest * math.ceil(longest / processes)
@@ -125,7 +131,12 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
 
 
 def plan_of(
-    axes: Sequence[Any], kernels: Sequence[Kernel | Tensor], noise: float, processes: int, tolerance: float = 1e-2
+    axes: Sequence[Any],
+    kernels: Sequence[Kernel | Tensor],
+    noise: float,
+    processes: int,
+    tolerance: float = 1e-2,
+    draws: int = 0,
 ) -> Plan:
     """What a call of :func:`reconstruct` takes. The kernels are decomposed; no values are needed.
 
@@ -139,10 +150,11 @@ def plan_of(
     :param noise: the noise variance.
     :param processes: number of processes.
     :param tolerance: largest error of the mean, in posterior standard deviations.
+    :param draws: number of posterior draws.
     :return: what each process holds, computes and sends.
     :raises ValueError: if an argument is wrong.
     """
     values = SimpleNamespace(shape=tuple(len(axis) for axis in axes), dtype="float32")
     with torch.no_grad():
         basis = Problem(values, axes, kernels, noise, tolerance=tolerance).basis()
-    return plan(basis.shape, basis.ranks, processes)
+    return plan(basis.shape, basis.ranks, processes, draws=draws)
