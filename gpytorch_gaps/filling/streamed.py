@@ -39,6 +39,7 @@ MAX_CHECKED_CELLS = 30_000_000
 _WEIGHT_VECTORS = 10  # vectors of the size of the weights that a solve holds
 _VECTORS_PER_DRAW = 2.5  # three in float32, and one in float64
 _DRAWS = 16
+_NO_VARIATION = 1e-12  # of the mean: all observations are equal
 _FIRST_BOUND_CELLS = 1.0  # on length-scales: no restriction yet
 _MAX_SPECTRUM_POINTS = 2048  # by which the eigenvalues of an axis are estimated: every so many points of a longer axis
 _CHECKED_SLAB_CELLS = 2**24
@@ -118,13 +119,19 @@ class StreamedFilling(Filling):
             in_gaps = result.variance_at(self.part.positions).double().cpu().numpy()[self.part.targets]
             gap_variance = wider**2 * (float(in_gaps.mean()) + noise)
         factor = wider * (1.0 if check is None else check.calibration)
+        residual = result.report.misfit * math.sqrt(noise)  # root mean square
+        no_variation = residual <= _NO_VARIATION * abs(float(chosen.mean.constant))
+        if no_variation:  # a made-up variance would be worse than none
+            factor, gap_variance = math.nan, None
         fields = SlabFields(self.adapter, self.targets, self.options.smooth, result, noise, factor)
         mean, std, gaps = fields.in_chunks() if self.adapter.chunked else fields.computed()
         num_gaps, num_left = math.prod(self.source.shape) - result.report.num_train, 0
         if not self.targets.are_all:
             num_gaps, num_left = self.targets.count()
         about = {"noise_std": math.sqrt(noise), "solve": result.report, "std_method": result.report.std_accuracy}
-        report = self._report(chosen, check, gap_variance, self._notes(bool(draws)), num_gaps, num_left, **about)
+        report = self._report(
+            chosen, check, gap_variance, self._notes(bool(draws), no_variation), num_gaps, num_left, **about
+        )
         return Filled(mean, std, gaps, None, report)
 
     def _draws_fit(self, chosen: ChosenModel) -> bool:
@@ -132,8 +139,10 @@ class StreamedFilling(Filling):
         weights = math.prod(_ranks(chosen, self.source.axes, self._noise(chosen), self.options))
         return 8 * weights * (_WEIGHT_VECTORS + _VECTORS_PER_DRAW * _DRAWS) <= self.options.memory
 
-    def _notes(self, drawn: bool) -> list[str]:
+    def _notes(self, drawn: bool, no_variation: bool) -> list[str]:
         notes = ["values were streamed: there is no model in memory"]
+        if drawn and no_variation:
+            notes.append("all observations are equal. No uncertainty estimate is available: std is NaN in the gaps.")
         if self.options.std and not drawn:
             memory = f"{self.options.memory / 2**30:.3g} GiB"
             notes.append(f"there are no standard deviations: draws do not fit in {memory}; pass a larger memory")

@@ -332,6 +332,24 @@ def test_streamed_means_have_a_trend_and_no_sight_of_what_is_withheld(monkeypatc
     assert np.isnan(given[0]).sum() == np.isnan(seen).sum() + found.report.held_out.count
 
 
+@pytest.mark.usefixtures("quick_choice")
+def test_equal_observations_that_are_streamed_have_no_error_bars(monkeypatch):
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
+    found = gaps.fill_gaps(np.where(GAPS, np.nan, 3.0), **QUICK)
+    np.testing.assert_allclose(found.mean, 3.0)
+    np.testing.assert_array_equal(np.isnan(found.std), GAPS)
+    assert any("all observations are equal" in note for note in found.report.notes)
+    assert found.report.expected_rmse is None
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_error_bars_that_do_not_fit_in_memory_are_left_out_with_a_note(monkeypatch):
+    monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
+    found = gaps.fill_gaps(SEEN, kernels=stationary(), memory=100_000, **QUICK)
+    assert found.std is None
+    assert any("draws do not fit in" in note for note in found.report.notes)
+
+
 @pytest.mark.parametrize("trend", [True, False])
 def test_the_trend_of_a_streamed_array_is_seen_in_its_widest_window(monkeypatch, trend):
     monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
