@@ -58,6 +58,7 @@ def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], be
         "check": not options.no_check,
         "steps": options.steps,
         "memory": options.memory * 2**30,
+        "budget": options.budget,
         "seed": options.seed,
         "progress": not options.quiet and sys.stderr.isatty(),  # no progress bars in log files
     }

@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.budget import Budget
 from gpytorch_gaps.filling.candidates import MAX_FREE_LABELS, KernelLimits, KernelTask, candidates, goes_by_fft
 from gpytorch_gaps.filling.cycles import Cycles, find_changing, find_cycles, find_lasting, fit_cycles, last_long
 from gpytorch_gaps.filling.estimates import fit_mean, less_backgrounds, sample_observations
@@ -78,6 +79,7 @@ def choose_model(
     options: Options,
     generator: np.random.Generator,
     limits: KernelLimits | None = None,
+    budget: Budget | None = None,
 ) -> ChosenModel:
     """Chooses mean, kernel and noise, and trains them on windows of the grid.
 
@@ -85,6 +87,7 @@ def choose_model(
     :param part: values from which cycles, the trend and correlations of labels are estimated: those of the whole grid
         if it is in memory. Cycles and correlations are not estimated from less; the trend is, from wide windows.
     :param limits: restrictions of the kernel.
+    :param budget: what limits the training.
     :raises ValueError: if windows contain no observations.
     """
     limits, axes = limits or KernelLimits(), source.axes
@@ -126,7 +129,7 @@ def choose_model(
     listed = candidates(KernelTask(axes, variance, periods, factors, given, limits, cycles))
     labels = None if limits.one_term or part.noise is not None else _labels_with_noise(factors)
     data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape), labels)
-    learned = learn(listed, data, options.steps, options.progress)
+    learned = learn(listed, data, options.steps, options.progress, budget)
     notes = _about_sphere(axes, learned.terms) + _notes(axes, periods, mean, given)
     return ChosenModel(learned, mean, tuple(notes))
 

@@ -54,6 +54,7 @@ def fill_gaps(
     noise: Any = None,
     untrusted: Any = None,
     mean: Any = None,
+    budget: float | None = None,
 ) -> Filled:
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
@@ -109,6 +110,11 @@ def fill_gaps(
         is scaled: values are ``a + b * background`` and a field, with coefficients that are learned. Several come in a
         list, or in a mapping from their names. It has to be known at observations and in gaps. For a Dataset, one for
         all variables or a mapping by variable, where variables of the Dataset may be given by name.
+    :param budget: seconds that a filling may take on one core, about. With less than it would take by default, it does
+        without some steps of training, some candidate kernels, some draws for error bars, the check, and error bars, in
+        this order; a note of the report says what was left out. The mean is always that of the exact process. Decided
+        from counted work and the rounded speed of the machine, not by the clock, so results repeat. Of streamed values
+        it limits the training only.
     :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
@@ -148,6 +154,7 @@ def fill_gaps(
         noise=noise,
         untrusted=untrusted,
         mean=mean,
+        budget=budget,
     )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):

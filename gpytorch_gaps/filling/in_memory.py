@@ -10,6 +10,7 @@ import torch
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.budget import MOST_DRAWS
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.candidates import goes_by_fft
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
@@ -53,6 +54,8 @@ class InMemoryFilling(Filling):
             covariates = read_covariates(adapter, options.mean, ~self.unknown, needed, self.scales)
         source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise, covariates)
         super().__init__(adapter, source, targets, options)
+        self._solved: tuple[FillModel, Prediction] | None = None
+        self._affordable: tuple[bool, int] | None = None
 
     def _has_matrix(self, axis: Axis) -> bool:
         return not goes_by_fft(axis, len(self.source.axes))
@@ -64,7 +67,7 @@ class InMemoryFilling(Filling):
     def _choose(self, seen: GridValues) -> ChosenModel:
         with warnings.catch_warnings():
             ignore_sparse_warning()
-            return choose_model(seen, seen.whole(), self.options, self.generator)
+            return choose_model(seen, seen.whole(), self.options, self.generator, budget=self.budget)
 
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         others = self.source.without(self.part, withheld.hidden).whole()
@@ -75,19 +78,44 @@ class InMemoryFilling(Filling):
         model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, chosen.noise_at, some_gaps)
 
+    @property
+    def _predicted(self) -> np.ndarray:
+        """Flags of the cells that are predicted."""
+        return self.gaps | ~self.unknown if self.options.smooth else self.gaps
+
+    def _solve(self, chosen: ChosenModel) -> tuple[FillModel, Prediction]:
+        """The model of all observations, and its predictions, whose mean is solved for once."""
+        if self._solved is None:
+            model = self.condition(chosen)
+            x = coordinates(self.source.axes, np.argwhere(self._predicted)).to(self.adapter.device)
+            with self.stopwatch("mean"):
+                self._solved = model, Prediction(model, x, self.options)
+        return self._solved
+
+    def _affords_check(self, chosen: ChosenModel) -> bool:
+        return self._afford(chosen)[0]
+
+    def _afford(self, chosen: ChosenModel) -> tuple[bool, int]:
+        """Whether the budget allows a check, and how many draws for error bars. The mean is solved for first."""
+        if not self.budget.is_limited:
+            return True, MOST_DRAWS
+        if self._affordable is None:
+            _, prediction = self._solve(chosen)
+            flops = 0.0 if prediction.solve is None else prediction.solve.flops
+            wanted = self.withheld is not None, self.options.std
+            self._affordable = self.budget.predictions(flops, prediction.is_factorized, *wanted)
+        return self._affordable
+
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
-        options, unknown, gaps = self.options, self.unknown, self.gaps
-        where = gaps | ~unknown if options.smooth else gaps
-        model = self.condition(chosen)
-        x = coordinates(self.source.axes, np.argwhere(where)).to(self.adapter.device)
-        with self.stopwatch("mean"):
-            prediction = Prediction(model, x, options)
+        options, unknown, gaps, where = self.options, self.unknown, self.gaps, self._predicted
+        (model, prediction), (_, draws) = self._solve(chosen), self._afford(chosen)
+        self._solved = None  # it holds more than the result needs
         mean, std, std_method = self.numbers.copy(), None, ""
         mean[where] = prediction.mean.cpu().numpy()
-        if options.std:
+        if options.std and draws:
             with self.stopwatch("standard deviations"):
                 noise = 0.0 if options.smooth else torch.as_tensor(self._noise(chosen, where))
-                variance = prediction.variance().cpu() + noise
+                variance = prediction.variance(draws).cpu() + noise
             std = np.where(unknown, np.nan, 0.0)
             std[where] = variance.clamp_min(0.0).sqrt().numpy() * widening(int((~unknown).sum()))
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"

@@ -15,6 +15,7 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.budget import Budget, Effort, evaluation_seconds
 from gpytorch_gaps.filling.label_factors import LabelFactors
 from gpytorch_gaps.filling.label_kernel import label_likelihood
 from gpytorch_gaps.filling.model import ProductTerm, TrendMean, make_likelihood, make_model
@@ -112,27 +113,45 @@ class Contender:
 
 
 @threads_for(flops=0.0)  # windows have a few hundred observations
-def learn(candidates: Sequence[Candidate], data: TrainingData, steps: int, progress: bool = True) -> Learned:
+def learn(
+    candidates: Sequence[Candidate],
+    data: TrainingData,
+    steps: int,
+    progress: bool = True,
+    budget: Budget | None = None,
+) -> Learned:
     """The best of the candidates, trained on all windows.
 
     :param candidates: kernels to compare.
     :param data: what to learn from.
     :param steps: optimizer steps of the final training, at most.
     :param progress: whether to show a bar for the final training.
+    :param budget: what limits steps and candidates.
     """
     min_gain = _MIN_GAIN_PER_TERM * (1 + data.num_observations / _DOUBLE_GAIN_OBSERVATIONS)
     windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
     few = [*windows[:1], *windows[1:][-2:]]  # one of neighbouring cells and two with strides
     field = [Learned(name, make(), data.make_likelihood(), data.own_variance) for name, make in candidates]
-    best = field[0] if len(field) == 1 else _best_of(field, few, data.mean, min_gain)
-    return _train(best, windows, data.mean, steps, progress)
+    effort = Effort(FIRST_STEPS, FURTHER_STEPS, steps, len(field))
+    if budget is not None and budget.is_limited:
+        per_step = [_step_seconds(found, few) for found in field]
+        effort = budget.training(effort, per_step, _step_seconds(field[0], windows), _FINALISTS)
+        field = field[: effort.candidates]
+    best = field[0] if len(field) == 1 else _best_of(field, few, data.mean, min_gain, effort)
+    return _train(best, windows, data.mean, effort.final, progress)
 
 
-def _best_of(field: Sequence[Learned], windows: Sequence[WindowTensors], mean: TrendMean, min_gain: float) -> Learned:
+def _step_seconds(found: Learned, windows: Sequence[WindowTensors]) -> float:
+    return evaluation_seconds([len(window.y) for window in windows], sum(len(term.kernels) for term in found.terms))
+
+
+def _best_of(
+    field: Sequence[Learned], windows: Sequence[WindowTensors], mean: TrendMean, min_gain: float, effort: Effort
+) -> Learned:
     """The candidate with the smallest loss after some steps, where another term costs `min_gain`."""
     contenders = [Contender(found, windows, mean) for found in field]
     with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
-        for length, survivors in ((FIRST_STEPS, _FINALISTS), (FURTHER_STEPS, 1)):
+        for length, survivors in ((effort.first, _FINALISTS), (effort.further, 1)):
             trained = []
             for contender in contenders:
                 if contender.train(length):  # candidates that fail are dropped

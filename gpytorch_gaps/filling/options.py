@@ -33,6 +33,7 @@ class Options:
     memory: float = 2**32
     seed: int = 0
     progress: bool = True
+    budget: float | None = None
     where: Any = None
     max_gap: Any = None
     untrusted: Any = None
@@ -45,6 +46,8 @@ class Options:
             check_integer(name, getattr(self, name), at_least=least)
         check_number("tolerance", self.tolerance, above=0)
         check_number("memory", self.memory, above=0)
+        if self.budget is not None:
+            check_number("budget", self.budget, above=0)
 
     def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
         """The user's kernel of each axis, None where one is to be chosen."""

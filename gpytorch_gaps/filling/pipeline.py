@@ -12,6 +12,7 @@ import numpy as np
 
 from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
+from gpytorch_gaps.filling.budget import Budget
 from gpytorch_gaps.filling.calibration import Check, stated_error
 from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.filled import Filled
@@ -39,7 +40,7 @@ class Filling(ABC):
     def __init__(self, adapter: ArrayAdapter, source: GridValues, targets: Targets, options: Options) -> None:
         self.adapter, self.source, self.targets, self.options = adapter, source, targets, options
         self.generator = np.random.default_rng(options.seed)
-        self.stopwatch = Stopwatch()
+        self.stopwatch, self.budget = Stopwatch(), Budget(options.budget)
         for axis in source.axes:
             needed = 8.0 * _AXIS_MATRICES * axis.size**2
             if needed > options.memory and self._has_matrix(axis):
@@ -72,12 +73,16 @@ class Filling(ABC):
 
     def check_model(self, chosen: ChosenModel) -> Check | None:
         """Predicts the withheld observations from the others; None if none are withheld."""
-        if self.withheld is None:
+        if self.withheld is None or not self._affords_check(chosen):
             return None
         with self.stopwatch("held-out check"):
             check = self._check(chosen, self.withheld)
         _logger.info("withheld observations: %s", check.score)
         return check
+
+    def _affords_check(self, chosen: ChosenModel) -> bool:
+        """Whether the budget allows a check."""
+        return True
 
     @abstractmethod
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
@@ -120,7 +125,7 @@ class Filling(ABC):
             **stated_error(
                 check,
                 gap_variance,
-                (*self.adapter.notes, *self.targets.notes(num_left), *chosen.notes, *notes),
+                (*self.adapter.notes, *self.targets.notes(num_left), *chosen.notes, *self.budget.notes, *notes),
                 rescaled=bool(about.get("std_method")),
             ),
         }

@@ -81,7 +81,7 @@ class StreamedFilling(Filling):
         self._bound = 0.0 if may_be_rough or all_given else _FIRST_BOUND_CELLS
         while True:
             limits = KernelLimits(one_term=True, shortest_cells=self._bound)
-            chosen = choose_model(seen, part, options, self.generator, limits)
+            chosen = choose_model(seen, part, options, self.generator, limits, self.budget)
             needed = math.prod(_ranks(chosen, axes, self._noise(chosen), options)) * 8 * _WEIGHT_VECTORS
             if needed <= options.memory:
                 return chosen

@@ -8,6 +8,7 @@ threads.
 """
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
+
+from gpytorch_gaps.utils.threads import threads_for
 
 _SIZE = 640
 _NUMBERS = 2**21
@@ -48,6 +51,18 @@ def nominal_rates() -> Iterator[None]:
         yield
     finally:
         _nominal.reset(token)
+
+
+@functools.cache
+def machine_speed() -> float:
+    """How fast one core of this machine is over a nominal one, rounded to a power of two so that it is the same again.
+
+    >>> 2.0 ** round(math.log2(machine_speed())) == machine_speed()
+    True
+    """
+    with threads_for(flops=0.0):
+        measured = _measured("cpu", None, torch.float64, 1)
+    return 2.0 ** round(math.log2(measured.products / NOMINAL["cpu"].products))
 
 
 def rates_of(device: torch.device, dtype: torch.dtype) -> Rates:

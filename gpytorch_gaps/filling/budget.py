@@ -1,0 +1,131 @@
+"""A budget of seconds: what a filling leaves out to keep to it.
+
+Every decision is made before the work is done, from counted work at nominal rates and from the speed of this machine
+relative to these, rounded to a power of two. It does not depend on the clock, so that a filling repeats.
+
+| in this order | |
+|---|---|
+| training | fewer steps, then fewer candidate kernels, to half of the budget |
+| error bars | fewer draws |
+| the held-out check | left out |
+| error bars | left out |
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpytorch_gaps.solvers.planning.rates import machine_speed
+
+_TRAINING_SHARE = 0.5  # of the budget
+_SOLVE_FLOPS_PER_SECOND = 5e9  # of solves, on one core: products of thin matrices and transforms are bound by memory
+_DRAW_OVER_MEAN = 0.7  # cost of a draw over that of the mean
+_CHECK_DRAWS = 16  # for variances, and for the correlation of errors
+FEWEST_DRAWS, MOST_DRAWS = 8, 16  # for error bars
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Steps of the comparison of candidates, for all of them and for the finalists, and of the final training."""
+
+    first: int
+    further: int
+    final: int
+    candidates: int
+
+    def seconds(self, comparison: Sequence[float], training: float, finalists: int) -> float:
+        """Nominal seconds.
+
+        :param comparison: those of one step in the comparison, for each candidate.
+        :param training: those of one step of the final training.
+        """
+        some = comparison[: self.candidates]
+        compared = self.first * sum(some) + self.further * sum(some[:finalists]) if len(some) > 1 else 0.0
+        return compared + self.final * training
+
+
+@dataclass
+class Budget:
+    """Seconds that a filling may take, and what it leaves out.
+
+    :param seconds: None for any number.
+
+    >>> budget = Budget(10.0)
+    >>> budget.spend(4.0)
+    >>> budget.is_limited, budget.notes
+    (True, [])
+    """
+
+    seconds: float | None = None
+    left_out: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.left = math.inf if self.seconds is None else self.seconds * machine_speed()
+
+    @property
+    def is_limited(self) -> bool:
+        return self.seconds is not None
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, as a note of a report."""
+        return [f"to keep to the budget of {self.seconds:g} s, {'; '.join(self.left_out)}"] if self.left_out else []
+
+    def spend(self, seconds: float) -> None:
+        """Takes nominal seconds off."""
+        self.left -= seconds
+
+    def training(self, full: Effort, comparison: Sequence[float], training: float, finalists: int) -> Effort:
+        """The training that half of the budget allows, `full` if possible, and at least a few steps of one candidate.
+
+        :param comparison: nominal seconds of one step in the comparison, for each candidate.
+        :param training: those of one step of the final training.
+        """
+        efforts = [full]
+        for share in (0.5, 0.25):
+            steps = [max(1, round(share * count)) for count in (full.first, full.further, full.final)]
+            efforts.append(Effort(*steps, full.candidates))
+        efforts += [Effort(*steps, count) for count in (4, 2, 1) if count < full.candidates]
+        costs = [effort.seconds(comparison, training, finalists) for effort in efforts]
+        fits = [number for number, cost in enumerate(costs) if cost <= _TRAINING_SHARE * self.left]
+        chosen = fits[0] if fits else len(efforts) - 1
+        self.spend(costs[chosen])
+        effort = efforts[chosen]
+        if effort.candidates < full.candidates:
+            self.left_out.append(f"{effort.candidates} of {full.candidates} candidate kernels were tried")
+        if chosen:
+            self.left_out.append(f"training took {effort.final} steps instead of {full.final}")
+        return effort
+
+    def predictions(self, solve_flops: float, is_direct: bool, check: bool, std: bool) -> tuple[bool, int]:
+        """Whether a check is affordable after the mean, and the most draws for error bars; 0 if there are to be none.
+
+        :param solve_flops: counted work of the mean.
+        :param is_direct: whether there is a dense factor, which serves error bars as well.
+        :param check: whether a check is wanted.
+        :param std: whether error bars are wanted.
+        """
+        mean = solve_flops / _SOLVE_FLOPS_PER_SECOND
+        draw = 0.0 if is_direct else _DRAW_OVER_MEAN * mean
+        self.spend(mean)
+        checking = mean + _CHECK_DRAWS * draw if check else 0.0
+        few, many = (count * draw if std else 0.0 for count in (FEWEST_DRAWS, MOST_DRAWS))
+        if checking + many <= self.left:
+            return check, MOST_DRAWS if std else 0
+        if checking + few <= self.left:
+            self.left_out.append(f"error bars come from {FEWEST_DRAWS} draws instead of up to {MOST_DRAWS}")
+            return check, FEWEST_DRAWS
+        if check:
+            self.left_out.append("nothing was withheld for a check")
+        if std and few > self.left:
+            self.left_out.append("there are no error bars")
+        return False, FEWEST_DRAWS if std and few <= self.left else 0
+
+
+def evaluation_seconds(observations: Sequence[int], factors: int) -> float:
+    """Nominal seconds of one step: a likelihood of windows, with its gradient.
+
+    :param observations: of each window.
+    :param factors: the number of matrices that their covariance is made of.
+    """
+    return sum(3e-11 * n**3 + factors * (3e-9 * n**2 + 3e-4) for n in observations)
