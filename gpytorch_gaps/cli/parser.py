@@ -153,8 +153,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--seed", metavar="N", type=_integer(0), default=0, help="random seed (default 0)")
     model.add_argument(
         "--budget", metavar="SECONDS", type=_positive,
-        help="seconds that filling may take, about: steps, error bars and the check are left out to keep to it, and the "
-        "report says so. Default: no limit",
+        help="seconds that filling may take, about; the report says what was left out to keep to it. Default: no limit",
     )  # fmt: skip
     model.add_argument(
         "--memory", metavar="GiB", type=_positive, default=4.0, help="memory for filling piece by piece (default 4)"

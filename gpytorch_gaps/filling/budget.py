@@ -13,7 +13,7 @@ relative to these, rounded to a power of two. It does not depend on the clock, s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpytorch_gaps.solvers.planning.rates import machine_speed
 
@@ -32,6 +32,11 @@ class Effort:
     further: int
     final: int
     candidates: int
+
+    def shortened(self, share: float) -> "Effort":
+        """A share of the steps."""
+        first, further, final = (max(1, round(share * count)) for count in (self.first, self.further, self.final))
+        return Effort(first, further, final, self.candidates)
 
     def seconds(self, comparison: Sequence[float], training: float, finalists: int) -> float:
         """Nominal seconds.
@@ -81,11 +86,8 @@ class Budget:
         :param comparison: nominal seconds of one step in the comparison, for each candidate.
         :param training: those of one step of the final training.
         """
-        efforts = [full]
-        for share in (0.5, 0.25):
-            steps = [max(1, round(share * count)) for count in (full.first, full.further, full.final)]
-            efforts.append(Effort(*steps, full.candidates))
-        efforts += [Effort(*steps, count) for count in (4, 2, 1) if count < full.candidates]
+        efforts = [full, full.shortened(0.5), full.shortened(0.25)]
+        efforts += [replace(efforts[-1], candidates=count) for count in (4, 2, 1) if count < full.candidates]
         costs = [effort.seconds(comparison, training, finalists) for effort in efforts]
         fits = [number for number, cost in enumerate(costs) if cost <= _TRAINING_SHARE * self.left]
         chosen = fits[0] if fits else len(efforts) - 1
