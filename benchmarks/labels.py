@@ -35,6 +35,7 @@ _LEAST = 60  # observations of a station, if there are enough of these
 _NEIGHBOURS = 6  # stations of a regression
 _HARMONICS = 2
 _SHRINKAGE = 20.0  # of correlations, in pseudo-observations
+_LEAST_EIGENVALUE = 0.05  # of them
 
 Fill = Callable[[pd.DataFrame], np.ndarray]
 
@@ -112,6 +113,8 @@ def regression(data: pd.DataFrame) -> np.ndarray:
     deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
     correlation = covariance / np.outer(deviation, deviation) * count / (count + _SHRINKAGE)
     np.fill_diagonal(correlation, 1.0)
+    strengths, vectors = np.linalg.eigh(correlation)  # those of pairs do not make a positive matrix
+    correlation = (vectors * np.maximum(strengths, _LEAST_EIGENVALUE)) @ vectors.T
     result = means + zeroed
     for station in range(data.shape[1]):
         best = np.argsort(-np.abs(correlation[station]))
@@ -119,8 +122,7 @@ def regression(data: pd.DataFrame) -> np.ndarray:
         for at in np.flatnonzero(~known[:, station]):
             used = best[known[at, best]][:_NEIGHBOURS]
             if len(used):
-                matrix = correlation[np.ix_(used, used)] + 0.05 * np.eye(len(used))
-                weights = np.linalg.solve(matrix, correlation[used, station])
+                weights = np.linalg.solve(correlation[np.ix_(used, used)], correlation[used, station])
                 result[at, station] += deviation[station] * weights @ (zeroed[at, used] / deviation[used])
     return result
 
