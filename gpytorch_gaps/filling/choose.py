@@ -150,10 +150,11 @@ def _cycles(
 ) -> tuple[list[list[float]], Cycles | None]:
     """The periods of the cycles that the kernel of each axis is to have, and the cycles that the mean has.
 
-    The mean has those of the first long axis, or of the only axis beside labels, without a kernel of the user's, if one
-    repeats itself often enough.
+    The mean has those of the first long axis, or of the only axis beside many labels, without a kernel of the user's,
+    if one repeats itself often enough. Few labels do better with a periodic kernel, whose uncertainty counts.
     """
-    table = sum(axis.kind != "label" for axis in axes) == 1 < len(axes)
+    labels = [axis.size for axis in axes if axis.kind == "label"]
+    table = len(labels) == len(axes) - 1 and max(labels, default=0) > MAX_FREE_LABELS
     asked = options.periods_of(axes)
     found = find_cycles(values, axes) if whole else [[] for _ in axes]
     periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
