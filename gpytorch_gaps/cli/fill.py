@@ -54,6 +54,7 @@ def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], be
         "smooth": options.smooth,
         **beside,
         "max_gap": dict(options.max_gap) or None,
+        "robust": {"yes": True, "no": False}.get(options.robust, options.robust),
         "joint": _is_joint(options, kinds),
         "check": not options.no_check,
         "steps": options.steps,

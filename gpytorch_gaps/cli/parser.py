@@ -176,6 +176,11 @@ def _add_what(group: argparse._ActionsContainer) -> None:
         help="observations to take for gaps: an array of IN, a comparison (== != < <= > >=, or & for bits) and a "
         "number, as in 'qc != 0'; repeatable",
     )  # fmt: skip
+    group.add_argument(
+        "--robust", choices=["auto", "yes", "no"], default="auto",
+        help="look for wild values, which are named and not used (auto); look more closely, with a model (yes); "
+        "believe all values (no)",
+    )  # fmt: skip
 
 
 def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

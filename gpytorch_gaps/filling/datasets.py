@@ -29,12 +29,14 @@ def fill_dataset(dataset: Any, options: Options, fill: Callable[[ArrayAdapter, O
             found |= group.split(fill(group.adapter(), group.options))
     names = [name for name in dataset.data_vars if name in found]
     stds = {name: found[name].std for name in names if found[name].std is not None}
+    known = [name for name in names if found[name].distrusted is not None]
     return Filled(
         dataset.assign({name: found[name].mean for name in names}),
         dataset[list(stds)].assign(stds) if stds else None,
         dataset[names].assign({name: found[name].gaps for name in names}),
         {name: found[name].model for name in names},
         {name: found[name].report for name in names},
+        dataset[known].assign({name: found[name].distrusted for name in known}) if known else None,
         {name: found[name]._fitted for name in names},
     )
 
@@ -70,9 +72,10 @@ class Group:
         if len(names) > 1:
             stds = dict.fromkeys(names) if result.std is None else result.std
             fitted = [result._fitted and replace(result._fitted, variable=number) for number in range(len(names))]
+            wild = dict.fromkeys(names) if result.distrusted is None else result.distrusted
             return {
-                name: Filled(result.mean[name], stds[name], result.gaps[name], result.model, result.report[name], own)
-                for name, own in zip(names, fitted, strict=True)
+                name: Filled(result.mean[name], stds[name], result.gaps[name], result.model, report, wild[name], own)
+                for (name, report), own in zip(result.report.items(), fitted, strict=True)
             }
         if self.options.joint:
             note = "filled by itself: no other variable could be filled with it"

@@ -10,6 +10,7 @@ import torch
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.filling.axes import Axes
+from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
 from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.fitted import Fitted
@@ -19,7 +20,7 @@ from gpytorch_gaps.filling.joint import JointFilling
 from gpytorch_gaps.filling.masks import ignoring
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.pipeline import Filling
+from gpytorch_gaps.filling.outliers import find_wild
 from gpytorch_gaps.filling.predict import seeded
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.sentinels import warn_of_sentinels
@@ -53,6 +54,7 @@ def fill_gaps(
     max_gap: Any = None,
     noise: Any = None,
     untrusted: Any = None,
+    robust: bool | str = "auto",
     mean: Any = None,
     budget: float | None = None,
 ) -> Filled:
@@ -115,6 +117,10 @@ def fill_gaps(
         this order; a note of the report says what was left out. The mean is always that of the exact process. Decided
         from counted work and the rounded speed of the machine, not by the clock, so results repeat. Of streamed values
         it limits the training only.
+    :param robust: whether to look for wild values: observations out of all proportion to the data, which their
+        neighbours do not share. They are not used, are flagged in ``result.distrusted`` and named in the report; `mean`
+        has them as they are. ``True`` also predicts every observation from the others, drops those that the model
+        cannot explain, and trains again. ``False`` believes all. Streamed arrays are believed.
     :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
@@ -153,6 +159,7 @@ def fill_gaps(
         max_gap=max_gap,
         noise=noise,
         untrusted=untrusted,
+        robust=robust,
         mean=mean,
         budget=budget,
     )
@@ -199,9 +206,9 @@ def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
     """Chooses a model of the array in memory and conditions it."""
     adapter.load()
     numbers = _numbers(adapter)
-    filling = _in_memory(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
     with seeded(options.seed), settings.progress(options.progress):
-        return filling.condition(filling.choose_model())
+        filling, chosen = _in_memory(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
+        return filling.condition(chosen)
 
 
 def fit_in_memory(adapter: ArrayAdapter, options: Options) -> Fitted | None:
@@ -210,39 +217,47 @@ def fit_in_memory(adapter: ArrayAdapter, options: Options) -> Fitted | None:
     targets = Targets(adapter, options, np.isnan(numbers))
     if _nothing_to_learn(numbers, np.isnan(numbers), targets, options):
         return None
-    filling = _in_memory(adapter, numbers, targets, options)
     with settings.progress(options.progress), torch.inference_mode(False), torch.enable_grad(), seeded(options.seed):
-        chosen = filling.choose_model()
+        filling, chosen = _in_memory(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
         return Fitted(filling, chosen, check, filling.condition(chosen))
 
 
-def _in_memory(adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options) -> InMemoryFilling:
+def _in_memory(
+    adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options
+) -> tuple[InMemoryFilling, ChosenModel]:
+    """A filling of the observations that are believed, and the model that it chooses."""
     kind = JointFilling if isinstance(adapter, VariablesAdapter) else InMemoryFilling
-    return kind(adapter, numbers, targets, options)
+    wild = find_wild(numbers, adapter.axes) if options.robust else None
+    filling = kind(adapter, numbers, targets, options, wild)
+    chosen = filling.choose_model()
+    if options.robust is True:
+        more = filling.implausible(chosen)
+        if more.any():
+            filling = kind(adapter, numbers, targets, options, filling.distrusted | more)
+            chosen = filling.choose_model()
+    return filling, chosen
 
 
 def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     """Reads the array, chooses a model, checks it, predicts, and returns results in the form of the input."""
-    filling: Filling
     if is_streamed(adapter):
-        filling = StreamedFilling(adapter, Targets(adapter, options), options)
-    else:
-        adapter.load()
-        numbers = _numbers(adapter)
-        targets = Targets(adapter, options, np.isnan(numbers))
-        gaps = np.isnan(numbers) & targets.rows(0, len(numbers))
-        notes = _nothing_to_learn(numbers, gaps, targets, options)
-        if notes:
-            return _constant(adapter, numbers, gaps, options, notes)
-        filling = _in_memory(adapter, numbers, targets, options)
+        streamed = StreamedFilling(adapter, Targets(adapter, options), options)
+        with seeded(options.seed):
+            chosen = streamed.choose_model()
+            return streamed.predict(chosen, streamed.check_model(chosen))
+    adapter.load()
+    numbers = _numbers(adapter)
+    targets = Targets(adapter, options, np.isnan(numbers))
+    gaps = np.isnan(numbers) & targets.rows(0, len(numbers))
+    notes = _nothing_to_learn(numbers, gaps, targets, options)
+    if notes:
+        return _constant(adapter, numbers, gaps, options, notes)
     with seeded(options.seed):
-        chosen = filling.choose_model()
+        filling, chosen = _in_memory(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
         result = filling.predict(chosen, check)
-    if isinstance(filling, InMemoryFilling):
-        result = replace(result, _fitted=Fitted(filling, chosen, check, result.model))
-    return result
+    return replace(result, _fitted=Fitted(filling, chosen, check, result.model))
 
 
 def _numbers(adapter: ArrayAdapter) -> np.ndarray:

@@ -44,6 +44,9 @@ class Filled:
     values were streamed."""
     report: Any
     """A :class:`FillReport` of what was done, and of the error to expect."""
+    distrusted: Any = None
+    """Flags of the observations that were not believed, in the same form as the input: they are unchanged in `mean`,
+    where they are NaN in `std`. None for a result without a model."""
     _fitted: Any = None  # a `Fitted`, or a dictionary of them by variable, for the methods below
 
     def at(self, points: Any, *, noise: bool = True) -> "Estimate":

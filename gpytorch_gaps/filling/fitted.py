@@ -68,14 +68,14 @@ class Fitted:
             variance = prediction.variance().clamp_min(0.0) + (self._noise(x) if noise else 0.0)
         codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # of labels; others are not used
         unit = _at_labels(self.filling.scales, codes)
-        wider = widening(int((~self.filling.unknown).sum()))
+        wider = widening(int(self.filling.observed.sum()))
         std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
         return prediction.mean.cpu().numpy() * unit, std * unit
 
     def _noise(self, x: torch.Tensor) -> torch.Tensor:
         """Variances of the errors of measurements: the noise that was learned, and known errors in the median."""
         known = self.filling.source.noise
-        return self.chosen.noise_at(x) + (0.0 if known is None else float(np.median(known[~self.filling.unknown])))
+        return self.chosen.noise_at(x) + (0.0 if known is None else float(np.median(known[self.filling.observed])))
 
     def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:
         """The factor by which the held-out check calibrates standard deviations at positions (Q, d) of the grid."""

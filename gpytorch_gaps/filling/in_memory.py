@@ -17,14 +17,16 @@ from gpytorch_gaps.filling.choose import ChosenModel, choose_model
 from gpytorch_gaps.filling.covariates import read_covariates
 from gpytorch_gaps.filling.estimates import label_scales, refit_mean
 from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.grid_values import GridValues, coordinates
+from gpytorch_gaps.filling.grid_values import GridValues, Positions, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.known_noise import known_variances
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.outliers import about_wild, beyond_proportion
 from gpytorch_gaps.filling.pipeline import Filling
-from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, widening
+from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, prediction_settings, widening
 from gpytorch_gaps.filling.targets import Targets
+from gpytorch_gaps.posterior.scoring import leave_out
 
 _SCALED_NOTE = (
     "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
@@ -37,25 +39,44 @@ class InMemoryFilling(Filling):
 
     :param numbers: the values of the array, NaN at gaps.
     :param targets: which of the gaps are filled.
+    :param distrusted: flags of observations that are not believed. They are neither used nor filled.
     """
 
-    def __init__(self, adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options) -> None:
+    def __init__(
+        self,
+        adapter: ArrayAdapter,
+        numbers: np.ndarray,
+        targets: Targets,
+        options: Options,
+        distrusted: np.ndarray | None = None,
+    ) -> None:
+        self.unknown = np.isnan(numbers)
+        self.gaps = self.unknown & targets.rows(0, len(numbers))
+        self.distrusted = np.zeros_like(self.unknown) if distrusted is None else distrusted
+        numbers = np.where(self.distrusted, np.nan, numbers)
         self.scales = label_scales(numbers, adapter.axes, always=adapter.units_differ)
         self.numbers = numbers if self.scales is None else numbers / self.scales
         noise = None if options.noise is None else known_variances(adapter, options.noise, numbers)
         if noise is not None and self.scales is not None:
             noise = noise / self.scales**2
-        may_fill = None if targets.are_all else targets.read
-        self.unknown = np.isnan(numbers)
-        self.gaps = self.unknown & targets.rows(0, len(numbers))
+        may_fill = None if targets.are_all and not self.distrusted.any() else self._may_fill
         covariates = None
         if options.mean is not None:
             needed = self.gaps | ~self.unknown
-            covariates = read_covariates(adapter, options.mean, ~self.unknown, needed, self.scales)
+            covariates = read_covariates(adapter, options.mean, self.observed, needed, self.scales)
         source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise, covariates)
         super().__init__(adapter, source, targets, options)
         self._solved: tuple[FillModel, Prediction] | None = None
         self._affordable: tuple[bool, int] | None = None
+
+    @property
+    def observed(self) -> np.ndarray:
+        """Flags of the observations that are used."""
+        return ~(self.unknown | self.distrusted)
+
+    def _may_fill(self, positions: Positions) -> np.ndarray:
+        """Flags of the cells at a product of positions that may be filled."""
+        return self.targets.read(positions) & ~self.distrusted[np.ix_(*positions)]
 
     def _has_matrix(self, axis: Axis) -> bool:
         return not goes_by_fft(axis, len(self.source.axes))
@@ -116,8 +137,8 @@ class InMemoryFilling(Filling):
             with self.stopwatch("standard deviations"):
                 noise = 0.0 if options.smooth else torch.as_tensor(self._noise(chosen, where))
                 variance = prediction.variance(draws).cpu() + noise
-            std = np.where(unknown, np.nan, 0.0)
-            std[where] = variance.clamp_min(0.0).sqrt().numpy() * widening(int((~unknown).sum()))
+            std = np.where(self.observed, 0.0, np.nan)
+            std[where] = variance.clamp_min(0.0).sqrt().numpy() * widening(int(self.observed.sum()))
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
         report = self._reports(chosen, check, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
@@ -130,7 +151,17 @@ class InMemoryFilling(Filling):
             self.adapter.wrap_like_input(gaps),
             model,
             report,
+            self.adapter.wrap_like_input(self.distrusted),
         )
+
+    def implausible(self, chosen: ChosenModel) -> np.ndarray:
+        """Flags of the observations that the model does not explain, given all others."""
+        model, flags = self.condition(chosen), np.zeros_like(self.distrusted)
+        with self.stopwatch("search for outliers"), prediction_settings(self.options):
+            predicted = leave_out(model, progress=self.options.progress)
+        off = (model.train_targets - predicted.mean) / predicted.variance.sqrt()
+        flags[self.observed] = beyond_proportion(off.cpu().numpy())
+        return flags
 
     def _reports(self, chosen: ChosenModel, check: Check | None, std: np.ndarray | None, **about: Any) -> Any:
         """The report, or those of several variables.
@@ -141,11 +172,11 @@ class InMemoryFilling(Filling):
         gap_variance = None if check is None else check.gap_variance
         if std is not None and gaps.any():
             gap_variance = self._mean_square(std, gaps, chosen)
-        noise_std, notes = self._about_noise(chosen, ~unknown)
-        notes += self._notes(int((~unknown).sum()))
+        noise_std, notes = self._about_noise(chosen, self.observed)
+        notes += [*about_wild(self.adapter, self.distrusted), *self._notes(int(self.observed.sum()))]
         if self.scales is not None:
             notes.append(_SCALED_NOTE)
-        about |= {"noise_std": noise_std}
+        about |= {"noise_std": noise_std, "num_distrusted": int(self.distrusted.sum())}
         num_gaps, num_left = int(gaps.sum()), int((unknown & ~gaps).sum())
         return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
 

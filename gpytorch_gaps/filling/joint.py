@@ -11,6 +11,7 @@ import numpy as np
 from gpytorch_gaps.filling.calibration import Check
 from gpytorch_gaps.filling.choose import ChosenModel
 from gpytorch_gaps.filling.in_memory import InMemoryFilling
+from gpytorch_gaps.filling.outliers import about_wild
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.variables import VariablesAdapter
 
@@ -36,15 +37,16 @@ class JointFilling(InMemoryFilling):
             inside = self._cells_of(number)
             wanted = gaps & inside
             squares = None if std is None or not wanted.any() else self._mean_square(std, wanted, chosen)
-            noise_std, notes = self._about_noise(chosen, ~unknown & inside, unit)
+            noise_std, notes = self._about_noise(chosen, self.observed & inside, unit)
             reports[name] = self._report(
                 chosen,
                 own,
                 None if squares is None else unit**2 * squares,
-                [*notes, *self._notes_of(name, own)],
+                [*notes, *about_wild(self.adapter.by_name[name], self.distrusted[number]), *self._notes_of(name, own)],
                 shape=self.adapter.shape[1:],
                 axes=tuple(map(str, self.source.axes[1:])),
                 noise_std=noise_std,
+                num_distrusted=int(self.distrusted[number].sum()),
                 num_gaps=int(wanted.sum()),
                 num_left=int((unknown & ~gaps)[number].sum()),
                 **about,

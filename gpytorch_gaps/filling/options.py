@@ -37,11 +37,14 @@ class Options:
     where: Any = None
     max_gap: Any = None
     untrusted: Any = None
+    robust: Any = "auto"
 
     def __post_init__(self) -> None:
         for name in ("trend", "smooth", "joint", "std", "check", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected True or False")
+        if self.robust not in (True, False, "auto"):
+            raise ValueError(f"robust: got {self.robust!r}, expected True, False or 'auto'")
         for name, least in (("steps", 1), ("seed", 0)):
             check_integer(name, getattr(self, name), at_least=least)
         check_number("tolerance", self.tolerance, above=0)

@@ -33,6 +33,8 @@ there.',)
     """Number of gaps that are filled."""
     num_left: int = 0
     """Number of gaps that are left: outside of ``where``, or in longer runs than ``max_gap``."""
+    num_distrusted: int = 0
+    """Number of observations that were not believed, because they are wild; see ``robust`` of ``fill_gaps``."""
     axes: tuple[str, ...] = ()
     """Interpretation of each dimension, such as "time: 24 times, 699 days"."""
     kernel: str = ""
@@ -96,6 +98,7 @@ there.',)
             "cells": self.num_cells,
             "gaps": self.num_gaps,
             "left": self.num_left,
+            "distrusted": self.num_distrusted,
             "axes": list(self.axes),
             "kernel": self.kernel,
             "noise_std": self.noise_std,
