@@ -11,6 +11,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.filling.axes import Axes
 from gpytorch_gaps.filling.choose import ChosenModel
+from gpytorch_gaps.filling.constant import constant, nothing_to_learn
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
 from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.fitted import Fitted
@@ -22,7 +23,6 @@ from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.outliers import find_wild
 from gpytorch_gaps.filling.predict import seeded
-from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.sentinels import warn_of_sentinels
 from gpytorch_gaps.filling.streamed import StreamedFilling
 from gpytorch_gaps.filling.targets import Targets
@@ -30,8 +30,6 @@ from gpytorch_gaps.filling.variables import VariablesAdapter
 
 MAX_CELLS_IN_MEMORY = 4_000_000
 """Arrays with more cells are streamed."""
-
-_ROUNDING = 4 * np.finfo(np.float64).eps  # values whose relative difference is smaller are equal
 
 
 def fill_gaps(
@@ -215,7 +213,7 @@ def fit_in_memory(adapter: ArrayAdapter, options: Options) -> Fitted | None:
     """The model of an array in memory, checked and conditioned on all observations; None if there is none to learn."""
     numbers = _numbers(adapter)
     targets = Targets(adapter, options, np.isnan(numbers))
-    if _nothing_to_learn(numbers, np.isnan(numbers), targets, options):
+    if nothing_to_learn(numbers, np.isnan(numbers), targets, options):
         return None
     with settings.progress(options.progress), torch.inference_mode(False), torch.enable_grad(), seeded(options.seed):
         filling, chosen = _in_memory(adapter, numbers, targets, options)
@@ -250,9 +248,9 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     numbers = _numbers(adapter)
     targets = Targets(adapter, options, np.isnan(numbers))
     gaps = np.isnan(numbers) & targets.rows(0, len(numbers))
-    notes = _nothing_to_learn(numbers, gaps, targets, options)
+    notes = nothing_to_learn(numbers, gaps, targets, options)
     if notes:
-        return _constant(adapter, numbers, gaps, options, notes)
+        return constant(adapter, numbers, gaps, options, notes)
     with seeded(options.seed):
         filling, chosen = _in_memory(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
@@ -267,39 +265,3 @@ def _numbers(adapter: ArrayAdapter) -> np.ndarray:
         raise ValueError(f"values: got {numbers.size} entries, all of them gaps; expected at least one observation")
     warn_of_sentinels(numbers)
     return numbers
-
-
-def _nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, targets: Targets, options: Options) -> list[str]:
-    """Why no model is needed or possible, if so.
-
-    :param gaps: flags of the gaps that are filled.
-    """
-    known = numbers[~np.isnan(numbers)]
-    notes = targets.notes(numbers.size - known.size - int(gaps.sum()))
-    if notes and not gaps.any() and options.where is not None:
-        notes.append("no gap lies inside of where, which is True at the cells to fill: is it the other way round?")
-    if not gaps.any() and not options.smooth:
-        return [*notes, f"there are no {'other ' if notes else ''}gaps: nothing was done"]
-    unknown = "No uncertainty estimate is available: std is NaN there."
-    if len(known) == 1:
-        return [*notes, f"only one observation: all gaps were set to its value. {unknown}"]
-    if np.ptp(known) <= _ROUNDING * np.abs(known).max():
-        return [*notes, f"all observations are equal: all gaps were set to their value. {unknown}"]
-    return []
-
-
-def _constant(
-    adapter: ArrayAdapter, numbers: np.ndarray, gaps: np.ndarray, options: Options, notes: list[str]
-) -> Filled:
-    """The result without a model: `gaps` are set to the only value there is."""
-    unknown = np.isnan(numbers)
-    mean = np.where(gaps, numbers[~unknown].flat[0], numbers)
-    std = adapter.wrap_like_input(np.where(unknown | options.smooth, np.nan, 0.0)) if options.std else None
-    report = FillReport(
-        shape=numbers.shape,
-        num_gaps=int(gaps.sum()),
-        num_left=int((unknown & ~gaps).sum()),
-        axes=tuple(map(str, adapter.axes)),
-        notes=(*adapter.notes, *notes),
-    )
-    return Filled(adapter.wrap_filled(mean, gaps, smooth=False), std, adapter.wrap_like_input(gaps), None, report)

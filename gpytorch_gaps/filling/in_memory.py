@@ -128,7 +128,7 @@ class InMemoryFilling(Filling):
         return self._affordable
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
-        options, unknown, gaps, where = self.options, self.unknown, self.gaps, self._predicted
+        options, gaps, where = self.options, self.gaps, self._predicted
         (model, prediction), (_, draws) = self._solve(chosen), self._afford(chosen)
         self._solved = None  # it holds more than the result needs
         mean, std, std_method = self.numbers.copy(), None, ""
