@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.continuation import continued
 from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.index_grid import IndexGrid, is_a
-from gpytorch_gaps.filling.points import Estimate, axis_number
+from gpytorch_gaps.filling.points import Estimate, axis_number, index_of, levels_of
 from gpytorch_gaps.utils.checks import check_integer
 
 _CONTINUED = ("number", "time", "position")  # kinds of axes that have a next coordinate
@@ -22,7 +21,7 @@ def forecast(fitted: Fitted, steps: int, axis: Any, noise: bool) -> Estimate:
     check_integer("steps", steps, at_least=1)
     axes, adapter = fitted.axes, fitted.adapter
     number = _continued_axis(axes, axis)
-    further = continued(axes[number].name, _index(adapter, number), axes[number].size, steps)
+    further = continued(axes[number].name, index_of(adapter, number), axes[number].size, steps)
     points = [one.points for one in axes]
     points[number] = axes[number].encode(further)
     mean, std = fitted.on_grid(points, noise)
@@ -44,24 +43,6 @@ def _continued_axis(axes: Sequence[Axis], asked: Any) -> int:
     if axes[number].kind not in _CONTINUED:
         raise ValueError(f"axis: got {axes[number]}, expected an axis of times or numbers, which has a next coordinate")
     return number
-
-
-def _index(adapter: ArrayAdapter, number: int) -> Any:
-    """The coordinates of an axis as its library keeps them, with a frequency and a time zone; None if it has none."""
-    given, known = adapter.given, adapter.axes[number].coordinates
-    if known is None:
-        return None
-    own = None
-    if is_a(given, "xarray", "DataArray"):
-        own = given.indexes.get(given.dims[number])
-    elif is_a(given, "pandas", "Series") or is_a(given, "pandas", "DataFrame"):
-        indices = [given.index, given.columns] if hasattr(given, "columns") else [given.index]
-        own = [level for index in indices for level in _levels(index)][number]
-    return own if own is not None and len(own) == len(known) else known
-
-
-def _levels(index: Any) -> list[Any]:
-    return list(index.remove_unused_levels().levels) if is_a(index, "pandas", "MultiIndex") else [index]
 
 
 # -- in the form of the input ------------------------------------------------------------------------------------------
@@ -110,7 +91,7 @@ def _continued_index(index: Any, level: int, further: Any) -> Any:
     import pandas
 
     if is_a(index, "pandas", "MultiIndex"):
-        levels = _levels(index)
+        levels = levels_of(index)
         levels[level] = further
         return pandas.MultiIndex.from_product(levels, names=index.names)
     return pandas.Index(further).rename(index.name)

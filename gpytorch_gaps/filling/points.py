@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gpytorch_gaps.filling.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.fitted import Fitted
 from gpytorch_gaps.filling.index_grid import is_a
@@ -43,6 +44,9 @@ def of_variables(found: Mapping[Any, Estimate]) -> Estimate:
 def predict_at(fitted: Fitted, points: Any, noise: bool) -> Estimate:
     """Mean and standard deviation at points, as :meth:`gpytorch_gaps.Filled.at` says."""
     columns = _columns(points, fitted.axes)
+    for number, axis in enumerate(fitted.axes):
+        if axis.kind == "group" and np.ndim(columns[number]) == 1:
+            columns[number] = _places(axis, columns[number], index_of(fitted.adapter, number))
     encoded = [axis.encode(one) for axis, one in zip(fitted.axes, columns, strict=True)]
     given = fitted.adapter.given
     mean, std = fitted.at(encoded, noise)
@@ -88,13 +92,22 @@ def _at_least_1d(given: Any, axis: Axis) -> Any:
     """The coordinates of one axis; a single one becomes an array of it."""
     if hasattr(given, "dims"):  # of xarray
         given = given.values
-    if axis.kind == "group":
+    if axis.kind == "group" and np.asarray(given).dtype.kind in "iuf":
         return np.atleast_2d(np.asarray(given))
     if isinstance(given, str) or np.ndim(given) == 0:
         array = np.empty(1, dtype=object)
         array[0] = given
         return np.array([given]) if np.array(given).dtype.kind in "iufbUmM" else array
     return given if hasattr(given, "dtype") else np.array(given)
+
+
+def _places(axis: Axis, names: Any, index: Any) -> np.ndarray:
+    """The coordinates of places that are given by their names in the index of an axis, such as those of stations."""
+    found = index.get_indexer(names) if hasattr(index, "get_indexer") else np.full(len(names), -1)
+    if (found < 0).any() or axis.coordinates is None:
+        name = str(names[int((found < 0).argmax())])
+        raise ValueError(f"{axis.name}: got {name!r}, expected names of its points, or their coordinates (Q, d)")
+    return axis.coordinates[found]
 
 
 def axis_number(argument: str, key: Any, names: Sequence[str]) -> int:
@@ -104,3 +117,21 @@ def axis_number(argument: str, key: Any, names: Sequence[str]) -> int:
     if str(key) not in names:
         raise ValueError(f"{argument}: got the axis {key!r}, expected one of {list(names)}, or its number")
     return [str(name) for name in names].index(str(key))
+
+
+def index_of(adapter: ArrayAdapter, number: int) -> Any:
+    """The coordinates of an axis as its library keeps them, with a frequency and a time zone; None if it has none."""
+    given, known = adapter.given, adapter.axes[number].coordinates
+    if known is None:
+        return None
+    own = None
+    if is_a(given, "xarray", "DataArray"):
+        own = given.indexes.get(given.dims[number])
+    elif is_a(given, "pandas", "Series") or is_a(given, "pandas", "DataFrame"):
+        indices = [given.index, given.columns] if hasattr(given, "columns") else [given.index]
+        own = [level for index in indices for level in levels_of(index)][number]
+    return own if own is not None and len(own) == len(known) else known
+
+
+def levels_of(index: Any) -> list[Any]:
+    return list(index.remove_unused_levels().levels) if is_a(index, "pandas", "MultiIndex") else [index]

@@ -81,6 +81,19 @@ def test_degrees_of_the_whole_circle_and_columns_of_numbers():
     np.testing.assert_allclose(mean, result.mean.values[[23, 0], 2], rtol=1e-9)
 
 
+def test_stations_are_named_or_given_by_their_coordinates():
+    places = {"lat": ("station", [40.0, 41, 42, 43]), "lon": ("station", [1.0, 5, 3, 7])}
+    names = {"time": MONTHS, "station": ["A", "B", "C", "D"]}
+    values = np.column_stack([TABLE, TABLE + 1])
+    result = fill(xr.DataArray(values, {**names, **places}, ("time", "station")), kernels={"time": RBFKernel()})
+    named = result.at({"time": MONTHS[5:6].to_numpy(), "station": ["C", "A"]})
+    placed = result.at({"time": "2000-06-01", "station": [[42.0, 3.0], [40.0, 1.0]]})
+    np.testing.assert_allclose(named.mean, result.mean.values[5, [2, 0]], rtol=1e-6)
+    np.testing.assert_allclose(placed.mean, named.mean, rtol=1e-9)
+    with pytest.raises(ValueError, match="station: got 'X', expected names of its points, or their coordinates"):
+        result.at({"time": "2000-06-01", "station": "X"})
+
+
 def test_results_survive_copies(by_label):
     expected = by_label.forecast(2).mean.values
     for one in (copy.deepcopy(by_label), pickle.loads(pickle.dumps(by_label))):
