@@ -140,8 +140,9 @@ def dineof(problem: Problem, seen: np.ndarray) -> np.ndarray:
     turned = matrix.shape[0] > matrix.shape[1]
     matrix = matrix.T if turned else matrix
     smoothed = problem.has_time and not turned
-    time = problem.days().astype(np.int64) if smoothed else np.arange(len(matrix))
-    cube = np.exp((matrix - level) / scale)[:, :, None]
+    known = ~np.isnan(matrix).all(axis=1)  # it fails on times without observations
+    time = (problem.days().astype(np.int64) if smoothed else np.arange(len(matrix)))[known]
+    cube = np.exp((matrix[known] - level) / scale)[:, :, None]
     array = xarray.DataArray(
         cube, dims=("time", "y", "x"), coords={"time": time, "y": np.arange(matrix.shape[1]), "x": [0]}
     )
@@ -151,7 +152,8 @@ def dineof(problem: Problem, seen: np.ndarray) -> np.ndarray:
     krylov = min(len(time) - 1, max(modes + 6, 2 * modes + 1))
     with contextlib.redirect_stdout(io.StringIO()):  # the package prints its progress
         found = run_2D(array, nev=modes, ncv=krylov, alpha=0.01 if smoothed else 0.0, seed=0)
-    filled = np.log(found.transpose("time", "y", "x").to_numpy()[:, :, 0]) * scale + level
+    filled = np.full(matrix.shape, np.nan)
+    filled[known] = np.log(found.transpose("time", "y", "x").to_numpy()[:, :, 0]) * scale + level
     return without_nan((filled.T if turned else filled).reshape(seen.shape), seen)
 
 

@@ -103,6 +103,11 @@ def best_everywhere(rows: Sequence[dict[str, Any]]) -> bool:
     return all(row["method"] == OURS for row in smallest.values())
 
 
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shapes = sorted({shape for listed in SHAPES.values() for shape in listed})
@@ -130,9 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if shape in options.withheld:
                 rows += (added := compare(given, shape, options))
                 print(f"\n{table(given, shape, added)}", flush=True)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": facts, "seed": options.seed, "rows": rows}, indent=1) + "\n")
+                if options.json is not None:  # after each table: all of them take hours
+                    write_json(options.json, {"machine": facts, "seed": options.seed, "rows": rows})
     return 0 if best_everywhere(rows) else 1
 
 

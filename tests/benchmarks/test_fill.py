@@ -110,6 +110,9 @@ def test_dineof_recovers_few_modes(turned):
     seen = np.where(rng.random(values.shape) < 0.1, np.nan, values)
     found = dineof(curves(values), seen)
     assert np.sqrt(np.mean((found - values) ** 2)) < 0.1 * values.std()
+    empty = (slice(None), 3) if turned else (3,)
+    seen[empty] = np.nan
+    np.testing.assert_allclose(dineof(curves(values), seen)[empty], np.nanmean(seen))
 
 
 def test_dineof_refuses_too_few_times():
