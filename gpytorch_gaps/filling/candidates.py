@@ -6,6 +6,7 @@
 | distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
 | few labels | a free covariance, which starts from a factor analysis of all observations |
 | many labels | that of the factor analysis, of which the diagonal is scaled |
+| variables filled together | a free covariance; or for each variable a term with length-scales of its own |
 | regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
 """
 
@@ -54,6 +55,7 @@ class KernelTask:
     :param given: the user's kernels, copies of which are part of every candidate, None where one is to be chosen.
     :param limits: restrictions that keep a streamed solve in memory.
     :param cycles: those that the mean has. Along their axis, kernels model how cycles change.
+    :param variables: number of the axis of variables that are filled together, if they are.
     """
 
     axes: Sequence[Axis]
@@ -63,6 +65,7 @@ class KernelTask:
     given: Sequence[Kernel | None]
     limits: "KernelLimits"
     cycles: Cycles | None = None
+    variables: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def candidates(task: KernelTask) -> list[Candidate]:
     return [
         *singles,
         *by_distance,
+        *_with_own_scales(task, space),
         ("squared exponential near, Matern-1/2 far", partial(near_and_far, 1)),
         ("squared exponentials near, Matern-1/2 far", partial(near_and_far, 2)),
         *((f"squared exponentials of {count} scales", partial(scales, count)) for count in (3, 4)),
@@ -142,6 +146,35 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
             cycles = [(period, lasting) for period in periods if share >= 0.2]
             kernels.append(_distance_kernel(axis, roughness, share, shortest, cycles))
     return ProductTerm(kernels, scale)
+
+
+def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Candidate]:
+    """Kernels in which each of the variables that are filled together may have its own length-scales.
+
+        Σ_v b_v b_v' k_v,    Σ_v b_v b_v' = B, the covariance of the variables at first
+
+    With b_v along axis v the variables are independent of each other.
+    """
+    number = task.variables
+    if number is None or task.given[number] is not None or task.axes[number].size > MAX_FREE_LABELS:
+        return []
+    values, vectors = np.linalg.eigh(_covariance_of(task.axes[number].size, task.factors[number]))
+    root = vectors * np.sqrt(np.clip(values, 0.0, None)) @ vectors.T
+
+    def terms(roughness: float, isotropic: bool) -> list[ProductTerm]:
+        found = []
+        for loading in root.T:
+            if isotropic and space is not None:
+                (term,) = _isotropic_terms(task, space, roughness)
+            else:
+                term = _term(task, roughness, 0.2, task.variance)
+            term.kernels[term.blocks.index((number,))] = _index_kernel(loading[:, None], np.full(len(loading), 0.02))
+            term.cost = 1 / len(root)  # together they are what one term is for one variable
+            found.append(term)
+        return found
+
+    kinds = [(1.5, True), (2.5, True), (_SMOOTH, False)] if space is not None else [(1.5, False), (_SMOOTH, False)]
+    return [(f"{_NAMES[kind[0]]} for each variable", partial(terms, *kind)) for kind in kinds]
 
 
 # -- kernels of the distance -----------------------------------------------------------------------------------------
@@ -267,13 +300,20 @@ def _log_lengthscale(kernel: Kernel) -> Tensor:
 
 def _free_covariance(size: int, factors: LabelFactors | None) -> Kernel:
     """``B B' + diag(v)``, initialized with the leading eigenvectors of what is known; v is the remainder."""
-    rank = min(size, _LABEL_RANK)
-    kernel = IndexKernel(num_tasks=size, rank=rank, var_constraint=positive()).double()
-    matrix = np.eye(size) if factors is None else factors.loadings @ factors.loadings.T + np.diag(factors.own)
+    rank, matrix = min(size, _LABEL_RANK), _covariance_of(size, factors)
     values, vectors = np.linalg.eigh(matrix)
     root = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.0, None))
-    left = np.clip(np.diag(matrix) - (root**2).sum(1), 0.02, None)
+    return _index_kernel(root, np.clip(np.diag(matrix) - (root**2).sum(1), 0.02, None))
+
+
+def _covariance_of(size: int, factors: LabelFactors | None) -> np.ndarray:
+    return np.eye(size) if factors is None else factors.loadings @ factors.loadings.T + np.diag(factors.own)
+
+
+def _index_kernel(root: np.ndarray, variances: np.ndarray) -> Kernel:
+    """``B B' + diag(v)`` of labels."""
+    kernel = IndexKernel(num_tasks=len(root), rank=root.shape[1], var_constraint=positive()).double()
     with torch.no_grad():
         kernel.covar_factor.copy_(torch.from_numpy(root))
-    kernel.var = torch.from_numpy(left)
+    kernel.var = torch.from_numpy(variances)
     return kernel

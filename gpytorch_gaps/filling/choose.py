@@ -68,7 +68,8 @@ class ChosenModel:
         likelihood = on_part(self.learned.likelihood, grid)
         if part.noise is not None:
             known = torch.from_numpy(part.noise).to(device).flatten()
-            likelihood = with_known_noise(self.noise, known[index], elsewhere=float(known.median()))
+            learned = self.noise_at(grid.points(index))
+            likelihood = with_known_noise(learned, known[index], elsewhere=float(known.median()))
         model = make_model(grid, index, y[index], self.learned.terms, likelihood, self.mean)
         return model.to(device)
 
@@ -80,6 +81,7 @@ def choose_model(
     generator: np.random.Generator,
     limits: KernelLimits | None = None,
     budget: Budget | None = None,
+    variables: int | None = None,
 ) -> ChosenModel:
     """Chooses mean, kernel and noise, and trains them on windows of the grid.
 
@@ -88,6 +90,7 @@ def choose_model(
         if it is in memory. Cycles and correlations are not estimated from less; the trend is, from wide windows.
     :param limits: restrictions of the kernel.
     :param budget: what limits the training.
+    :param variables: number of the axis of variables that are filled together, if they are.
     :raises ValueError: if windows contain no observations.
     """
     limits, axes = limits or KernelLimits(), source.axes
@@ -126,9 +129,9 @@ def choose_model(
     floor = NOISE_FLOOR if whole and np.count_nonzero(observed) <= MANY_OBSERVATIONS else NOISE_FLOOR_OF_MANY
     if part.noise is not None:  # known errors are noise as well
         floor = max(NOISE_FLOOR, floor - float(part.noise[observed].min()) / variance)
-    listed = candidates(KernelTask(axes, variance, periods, factors, given, limits, cycles))
+    listed = candidates(KernelTask(axes, variance, periods, factors, given, limits, cycles, variables))
     labels = None if limits.one_term or part.noise is not None else _labels_with_noise(factors)
-    data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape), labels)
+    data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape), labels, variables)
     learned = learn(listed, data, options.steps, options.progress, budget)
     notes = _about_sphere(axes, learned.terms) + _notes(axes, periods, mean, given)
     return ChosenModel(learned, mean, tuple(notes))

@@ -88,7 +88,10 @@ class InMemoryFilling(Filling):
     def _choose(self, seen: GridValues) -> ChosenModel:
         with warnings.catch_warnings():
             ignore_sparse_warning()
-            return choose_model(seen, seen.whole(), self.options, self.generator, budget=self.budget)
+            variables = 0 if self.adapter.units_differ else None
+            return choose_model(
+                seen, seen.whole(), self.options, self.generator, budget=self.budget, variables=variables
+            )
 
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         others = self.source.without(self.part, withheld.hidden).whole()
@@ -200,7 +203,7 @@ class InMemoryFilling(Filling):
         if self.source.noise is None:
             return typical, []
         known = unit * math.sqrt(float(np.median(self.source.noise[cells])))
-        learned = unit * math.sqrt(chosen.noise)
+        learned = unit * math.sqrt(float(np.median(self._noise(chosen, cells) - self.source.noise[cells])))
         return typical, [
             f"errors of measurements are as given, {known:.3g} in the median; more noise was learned, {learned:.3g}"
         ]

@@ -49,6 +49,7 @@ class TrainingData:
     :param noise_floor: the smallest noise, as a share of the variance.
     :param num_observations: those of the whole grid.
     :param labels: an axis of labels and their covariance, if labels differ in noise.
+    :param variables: number of the axis of variables that are filled together; each has noise of its own.
     """
 
     windows: Sequence[Window]
@@ -58,12 +59,13 @@ class TrainingData:
     noise_floor: float
     num_observations: float = 0.0
     labels: tuple[int, LabelFactors] | None = None
+    variables: int | None = None
 
     def make_likelihood(self) -> GappyGridLikelihood:
         """Noise before training."""
-        if self.labels is None:
-            return make_likelihood(self.variance, self.noise_floor)
         grid = CartesianGrid([torch.from_numpy(axis.points) for axis in self.axes])
+        if self.labels is None:
+            return make_likelihood(self.variance, self.noise_floor, grid=grid, noise_axis=self.variables)
         return label_likelihood(grid, *self.labels, self.noise_floor)
 
     @property
@@ -157,9 +159,10 @@ def _best_of(
                 if contender.train(length):  # candidates that fail are dropped
                     trained.append(contender)
                 bar.update()
-            contenders = sorted(trained or contenders[:1], key=lambda one: one.loss + min_gain * len(one.found.terms))[
-                :survivors
-            ]
+            contenders = sorted(
+                trained or contenders[:1],
+                key=lambda one: one.loss + min_gain * sum(term.cost for term in one.found.terms),
+            )[:survivors]
     return contenders[0].found
 
 

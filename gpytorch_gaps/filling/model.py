@@ -51,6 +51,7 @@ class ProductTerm(torch.nn.Module):
         super().__init__()
         self.blocks = tuple(map(tuple, blocks)) if blocks else tuple((axis,) for axis in range(len(kernels)))
         self.kernels = torch.nn.ModuleList(kernels)
+        self.cost = 1.0  # in the choice of a kernel, in units of one more term
         self.raw_outputscale = torch.nn.Parameter(torch.tensor(math.log(scale), dtype=torch.float64))
 
     @property
@@ -163,22 +164,32 @@ class FillModel(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def make_likelihood(variance: float, floor: float = NOISE_FLOOR, share: float = 0.02) -> GappyGridLikelihood:
-    """Noise that starts as a share of the variance of the data."""
-    likelihood = GappyGridLikelihood(noise_constraint=positive(floor * variance)).double()
-    likelihood.noise = max(share, 2 * floor) * variance
+def make_likelihood(
+    variance: float,
+    floor: float = NOISE_FLOOR,
+    share: float = 0.02,
+    grid: CartesianGrid | None = None,
+    noise_axis: int | None = None,
+) -> GappyGridLikelihood:
+    """Noise that starts as a share of the variance of the data, one for all or one per level of an axis of a grid."""
+    likelihood = GappyGridLikelihood(
+        noise_axis=noise_axis,
+        grid=None if noise_axis is None else grid,
+        noise_constraint=positive(floor * variance),
+    ).double()
+    likelihood.noise = torch.full_like(likelihood.noise, max(share, 2 * floor) * variance)
     return likelihood
 
 
-def with_known_noise(learned: float, known: Tensor, elsewhere: float) -> GappyGridLikelihood:
-    """Noise of which a part was known: its variance at each observation is ``learned + known``.
+def with_known_noise(learned: Tensor, known: Tensor, elsewhere: float) -> GappyGridLikelihood:
+    """Noise of which a part was known: its variance at each observation is ``learned + known``, (N,) both.
 
     :param elsewhere: the known part at points that are no observations.
     """
     variances = learned + known
-    if bool((known == known[0]).all()):  # a single one keeps all methods of solution
+    if bool((variances == variances[0]).all()):  # a single one keeps all methods of solution
         variances = variances[:1]
-    return GappyGridLikelihood(noise=variances, noise_elsewhere=learned + elsewhere)
+    return GappyGridLikelihood(noise=variances, noise_elsewhere=float(learned.mean()) + elsewhere)
 
 
 def make_model(

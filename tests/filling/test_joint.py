@@ -7,6 +7,9 @@ import xarray as xr
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import fill as fill_module
+from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.describe import describe_axes
+from gpytorch_gaps.filling.label_factors import LabelFactors
 
 QUICK = {"steps": 10, "progress": False}
 SHAPE = (18, 16)
@@ -27,16 +30,19 @@ def waves(seed):
     return (field - field.mean()) / field.std()
 
 
-def pair(correlation):
-    """A temperature with few gaps and a concentration with many, and both without noise and gaps."""
+def pair(correlation, noise=(0.05, 0.05)):
+    """A temperature with few gaps and a concentration with many, and both without noise and gaps.
+
+    :param noise: of each, over its standard deviation.
+    """
     rng = np.random.default_rng(3)
     first, other = waves(1), waves(2)
     other = other - (other * first).mean() * first
     second = correlation * first + np.sqrt(1 - correlation**2) * other / other.std()
     truth = {"sst": 15 + 4 * first, "chl": 0.3 + 0.02 * second}
     seen = {}
-    for (name, values), share in zip(truth.items(), (0.1, 0.9), strict=True):
-        noisy = values + 0.05 * values.std() * rng.standard_normal(SHAPE)
+    for (name, values), share, level in zip(truth.items(), (0.1, 0.9), noise, strict=True):
+        noisy = values + level * values.std() * rng.standard_normal(SHAPE)
         noisy[rng.random(SHAPE) < share] = np.nan
         seen[name] = (("y", "x"), noisy)
     return xr.Dataset(seen, {"y": np.arange(18.0), "x": np.arange(16.0)}), truth
@@ -65,6 +71,35 @@ def test_a_variable_with_many_gaps_is_filled_better_with_one_that_is_correlated_
         np.testing.assert_array_equal(
             together.mean[name].values[data[name].notnull()], data[name].values[data[name].notnull()]
         )
+
+
+def test_variables_that_have_nothing_in_common_lose_nothing_and_keep_a_noise_of_their_own():
+    data, truth = pair(0.0, noise=(0.02, 0.4))
+    data["chl"] = (
+        data["chl"].where(data["chl"].notnull(), truth["chl"]).where(np.random.default_rng(0).random(SHAPE) > 0.4)
+    )
+    rng = np.random.default_rng(1)
+    data["chl"] += 0.4 * 0.02 * rng.standard_normal(SHAPE)
+    alone = data.gaps.fill(kernels=kernels(), check=False, **QUICK | {"steps": 30})
+    together = data.gaps.fill(kernels=kernels(), joint=True, check=False, **QUICK | {"steps": 30})
+    for name, level in (("sst", 0.02), ("chl", 0.4)):
+        assert error(together, truth, name) < 1.1 * error(alone, truth, name)
+        assert together.report[name].noise_std / truth[name].std() == pytest.approx(level, rel=0.4)
+
+
+def test_variables_may_have_length_scales_of_their_own():
+    axes = describe_axes((2, 12, 10), [["a", "b"], np.arange(12.0), np.arange(10.0)])
+    factors = LabelFactors(np.array([[0.8], [0.6]]), np.array([0.2, 0.4]), 1.0)
+    task = KernelTask(axes, 1.0, [[], [], []], [factors, None, None], [None] * 3, KernelLimits(), variables=0)
+    found = {name: make for name, make in candidates(task) if "for each variable" in name}
+    assert len(found) == 3
+    covariance = factors.loadings @ factors.loadings.T + np.diag(factors.own)
+    for make in found.values():
+        terms = make()
+        assert len(terms) == 2
+        assert terms[0].kernels[1] is not terms[1].kernels[1]
+        roots = [term.kernels[0].covar_factor.detach().numpy() for term in terms]
+        np.testing.assert_allclose(sum(root @ root.T for root in roots), covariance)
 
 
 def test_results_follow_the_units_of_each_variable_and_the_order_of_its_dimensions():
