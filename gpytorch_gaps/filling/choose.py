@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.budget import Budget
 from gpytorch_gaps.filling.candidates import MAX_FREE_LABELS, KernelLimits, KernelTask, candidates, goes_by_fft
 from gpytorch_gaps.filling.cycles import Cycles, find_changing, find_cycles, find_lasting, fit_cycles, last_long
-from gpytorch_gaps.filling.estimates import fit_mean, less_backgrounds, sample_observations
+from gpytorch_gaps.filling.estimates import fit_mean, less_backgrounds, refit_mean, sample_observations
+from gpytorch_gaps.filling.generalized import generalized
 from gpytorch_gaps.filling.grid_values import GridValues, Part, coordinates
 from gpytorch_gaps.filling.label_factors import LabelFactors, label_factors
 from gpytorch_gaps.filling.label_kernel import on_part
@@ -37,6 +38,7 @@ NUM_WINDOWS = 6
 
 _MIN_SEEN_SHARE = 0.3  # of the mean square of the residuals, that windows have to contain
 _OUTLIER_QUANTILE = 0.999
+_FEW = 1.2 * MAX_WINDOW_OBSERVATIONS  # observations that are one window
 _ROUNDING = 1e-13  # relative to the largest value
 
 
@@ -97,10 +99,8 @@ def choose_model(
     whole = part.values.shape == source.shape
     observed = ~np.isnan(part.values)
     density = float(np.mean(observed))
-    few = whole and np.count_nonzero(observed) <= 1.2 * MAX_WINDOW_OBSERVATIONS
-    windows = (
-        [whole_window(part.values, part.noise)] if few else choose_windows(source, NUM_WINDOWS, generator, density)
-    )
+    few = whole and np.count_nonzero(observed) <= _FEW
+    windows = _windows(source, part, generator)
     if sum(map(len, windows)) < 2:
         raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
     given = options.kernels_of(axes)
@@ -133,8 +133,26 @@ def choose_model(
     labels = None if limits.one_term or part.noise is not None else _labels_with_noise(factors)
     data = TrainingData(windows, axes, mean, variance, floor, density * math.prod(source.shape), labels, variables)
     learned = learn(listed, data, options.steps, options.progress, budget)
+    mean = generalized(mean, learned, axes, windows)
     notes = _about_sphere(axes, learned.terms) + _notes(axes, periods, mean, given)
     return ChosenModel(learned, mean, tuple(notes))
+
+
+def _windows(source: GridValues, part: Part, generator: np.random.Generator) -> list[Window]:
+    """All observations of a small grid, or windows with some of them."""
+    observed = ~np.isnan(part.values)
+    if part.values.shape == source.shape and np.count_nonzero(observed) <= _FEW:
+        return [whole_window(part.values, part.noise)]
+    return choose_windows(source, NUM_WINDOWS, generator, float(np.mean(observed)))
+
+
+def refitted(chosen: ChosenModel, source: GridValues, trend: bool, generator: np.random.Generator) -> ChosenModel:
+    """The model with a mean function by other observations, those of `source`."""
+    whole = source.whole()
+    mean = refit_mean(chosen.mean, source.axes, whole.values, trend, generator, whole.orientation)
+    if mean.covariates is not None:
+        mean = generalized(mean, chosen.learned, source.axes, _windows(source, whole, generator))
+    return replace(chosen, mean=mean)
 
 
 def _labels_with_noise(factors: Sequence[LabelFactors | None]) -> tuple[int, LabelFactors] | None:

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.budget import MOST_DRAWS
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.candidates import goes_by_fft
-from gpytorch_gaps.filling.choose import ChosenModel, choose_model
+from gpytorch_gaps.filling.choose import ChosenModel, choose_model, refitted
 from gpytorch_gaps.filling.covariates import read_covariates
-from gpytorch_gaps.filling.estimates import label_scales, refit_mean
+from gpytorch_gaps.filling.estimates import label_scales
 from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, Positions, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
@@ -94,12 +93,10 @@ class InMemoryFilling(Filling):
             )
 
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
-        others = self.source.without(self.part, withheld.hidden).whole()
-        mean = refit_mean(
-            chosen.mean, self.source.axes, others.values, self.options.trend, self.generator, others.orientation
-        )
+        others = self.source.without(self.part, withheld.hidden)
+        refit = refitted(chosen, others, self.options.trend, self.generator)
         some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator, self.part.orientation)
-        model = replace(chosen, mean=mean).conditioned(self.part.without(withheld.hidden), self.adapter.device)
+        model = refit.conditioned(self.part.without(withheld.hidden), self.adapter.device)
         return check_withheld(model, self.part, withheld, self.options, chosen.noise_at, some_gaps)
 
     @property

@@ -124,6 +124,15 @@ class TrendMean(Mean):
         parts = (self.cycles, self.covariates)
         return bool((self.slopes != 0).any() or self._columns or any(part is not None for part in parts))
 
+    def with_coefficients(self, constant: Tensor, slopes: Tensor, coefficients: Tensor) -> "TrendMean":
+        """The same mean with another constant, other slopes where there are some, and other coefficients."""
+        offsets = [(column, getattr(self, f"offsets_{column}")) for column in self._columns]
+        all_slopes = self.slopes.clone()
+        all_slopes[self.slopes != 0] = slopes
+        return TrendMean(
+            float(constant), all_slopes, self.centre, offsets, self.cycles, self.covariates, coefficients.clone()
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         mean = self.constant + (x - self.centre) @ self.slopes
         for column in self._columns:

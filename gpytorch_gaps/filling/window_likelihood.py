@@ -141,13 +141,13 @@ class WindowLogLikelihood(ExactMarginalLogLikelihood):
         for number, window in enumerate(self._windows):
             own = [[block[number] for block in term] for term in factors]
             picks = [[self._blocks[axes].picks[number] for axes in term.blocks] for term in self._terms]
-            total = total + summed_products_log_prob(window.residual, self._noise(window), scales, own, picks)
+            total = total + summed_products_log_prob(window.residual, self.noise(window), scales, own, picks)
         if self._own_variance is not None:
             ratio = own_variance(self._terms, self.likelihood) / self._own_variance
             total = total - 0.5 * (ratio.log() / _LOG_OWN_STD).square()
         return self._add_other_terms(total, params) / sum(len(window.y) for window in self._windows)
 
-    def _noise(self, window: WindowTensors) -> Tensor:
+    def noise(self, window: WindowTensors) -> Tensor:
         """Variances of the noise of the observations. shape: (N,)"""
         axis = self.likelihood.noise_axis
         if axis is None:

@@ -57,6 +57,19 @@ def test_what_is_linear_in_backgrounds_is_filled_exactly():
     np.testing.assert_array_equal(listed.mean, found.mean)
 
 
+@pytest.mark.parametrize("trend", [False, True])
+def test_coefficients_are_those_of_generalized_least_squares(trend):
+    noise = np.where(np.random.default_rng(3).random(SHAPE) < 0.5, 0.01, 0.1)
+    model = fill([ELEVATION, lambda lat, lon: np.cos(lat * lon)], noise=noise, trend=trend, check=False).model
+    x, y = model.train_inputs[0], model.train_targets
+    with torch.no_grad():
+        covariance = model.covar_module(x).to_dense() + torch.diag(model.likelihood.noise)
+        left = torch.linalg.solve(covariance, y - model.mean_module(x))  # A^-1 (y - X a)
+        design = torch.cat([torch.ones(len(x), 1), model.mean_module.covariates(x)], 1).double()
+        scale = design.mT.abs() @ torch.linalg.solve(covariance, y).abs()
+    assert ((design.mT @ left).abs() < 1e-8 * scale).all()
+
+
 def test_units_of_the_background_do_not_matter():
     options = {"check": False, "trend": False, "tolerance": 1e-8}
     plain = fill(ELEVATION, **options)
