@@ -71,7 +71,7 @@ class ChosenModel:
         if part.noise is not None:
             known = torch.from_numpy(part.noise).to(device).flatten()
             learned = self.noise_at(grid.points(index))
-            likelihood = with_known_noise(learned, known[index], elsewhere=float(known.median()))
+            likelihood = with_known_noise(learned, known[index], elsewhere=float(known[index].mean()))
         model = make_model(grid, index, y[index], self.learned.terms, likelihood, self.mean)
         return model.to(device)
 

@@ -102,9 +102,10 @@ def fill_gaps(
         xarray: between the observations on both sides.
     :param untrusted: a mask of observations that are not believed, given as `where` is: they are gaps, and filled.
     :param noise: known errors of the measurements: one standard deviation, or an array of them like `values`. NaN is
-        allowed in gaps, where a measurement is taken to have the error that is given there, or else the median of the
-        others. Further noise is learned, which may be next to none. For a Dataset, a mapping from names of variables
-        to these, or to the names of the variables that have them. Streamed values have one standard deviation.
+        allowed in gaps, where a measurement is taken to have the error that is given there, or else the root mean
+        square of the others. Further noise is learned, which may be next to none. For a Dataset, a mapping from names
+        of variables to these, or to the names of the variables that have them. Streamed values have one standard
+        deviation.
     :param mean: a background, such as a climatology, the output of a model or the elevation: an array like `values`, or
         a function of the coordinates of all axes, which come as arrays that broadcast, in the units that they have. It
         is scaled: values are ``a + b * background`` and a field, with coefficients that are learned. Several come in a

@@ -73,9 +73,9 @@ class Fitted:
         return prediction.mean.cpu().numpy() * unit, std * unit
 
     def _noise(self, x: torch.Tensor) -> torch.Tensor:
-        """Variances of the errors of measurements: the noise that was learned, and known errors in the median."""
+        """Variances of the errors of measurements: the noise that was learned, and the mean of known ones."""
         known = self.filling.source.noise
-        return self.chosen.noise_at(x) + (0.0 if known is None else float(np.median(known[self.filling.observed])))
+        return self.chosen.noise_at(x) + (0.0 if known is None else float(np.mean(known[self.filling.observed])))
 
     def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:
         """The factor by which the held-out check calibrates standard deviations at positions (Q, d) of the grid."""

@@ -195,15 +195,14 @@ class InMemoryFilling(Filling):
         return float(np.mean(std[cells] ** 2)) + (self._noise(chosen, cells).mean() if self.options.smooth else 0.0)
 
     def _about_noise(self, chosen: ChosenModel, cells: np.ndarray, unit: float = 1.0) -> tuple[float, list[str]]:
-        """The standard deviation of the noise of the measurements in these cells, in the median, and what is known."""
-        typical = unit * math.sqrt(float(np.median(self._noise(chosen, cells))))
+        """The root mean square of the noise of measurements in these cells, and what is known of it."""
+        typical = unit * math.sqrt(float(np.mean(self._noise(chosen, cells))))
         if self.source.noise is None:
             return typical, []
-        known = unit * math.sqrt(float(np.median(self.source.noise[cells])))
-        learned = unit * math.sqrt(float(np.median(self._noise(chosen, cells) - self.source.noise[cells])))
-        return typical, [
-            f"errors of measurements are as given, {known:.3g} in the median; more noise was learned, {learned:.3g}"
-        ]
+        known = unit * math.sqrt(float(np.mean(self.source.noise[cells])))
+        learned = unit * math.sqrt(float(np.mean(self._noise(chosen, cells) - self.source.noise[cells])))
+        given = f"errors of measurements are as given, {known:.3g} in root mean square"
+        return typical, [f"{given}; more noise was learned, {learned:.3g}"]
 
     def _notes(self, num_observed: int) -> list[str]:
         wider = widening(num_observed)

@@ -2,7 +2,8 @@
 
     y = f + e + e',    var e = known variance of the cell,    var e' = learned, as without known errors
 
-A measurement in a gap is taken to have the error given there, or else the median of those of the observations.
+A measurement in a gap is taken to have the error given there, or else the root mean square of
+those of the observations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ def known_variances(adapter: ArrayAdapter, given: Any, numbers: np.ndarray) -> n
             f"noise: entry {cell} is {errors[cell]}, where values has an observation; expected a standard deviation "
             "above 0 for each observation. Try untrusted= for those without"
         )
-    return np.where(usable, errors, np.median(errors[known])) ** 2
+    return np.where(usable, errors, np.sqrt(np.mean(errors[known] ** 2))) ** 2
 
 
 def same_variances(given: Any, shape: Sequence[int]) -> np.ndarray:
