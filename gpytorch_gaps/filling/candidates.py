@@ -18,14 +18,14 @@ from functools import partial
 
 import numpy as np
 import torch
-from gpytorch.kernels import IndexKernel, Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
 from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.cycles import PERIODS_PER_STRETCH, Cycles
 from gpytorch_gaps.filling.label_factors import LabelFactors
-from gpytorch_gaps.filling.label_kernel import LabelKernel
+from gpytorch_gaps.filling.label_kernel import LabelKernel, covariance_of, free_covariance, index_kernel
 from gpytorch_gaps.filling.learn import Candidate
 from gpytorch_gaps.filling.model import ProductTerm, positive
 from gpytorch_gaps.kernels import SphereKernel
@@ -36,7 +36,6 @@ _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squ
 MAX_FREE_LABELS = 8
 """Windows determine the covariance of so many labels."""
 
-_LABEL_RANK = 5  # of free covariances
 _LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
 _MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
 _SPACE = ("latitude", "longitude", "number", "position")  # kinds of axes, as they come in a block
@@ -138,7 +137,7 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
             kernels.append(_initialized(copy.deepcopy(own).double(), axis, share))
         elif axis.kind == "label":
             if factors is None or axis.size <= MAX_FREE_LABELS:
-                kernels.append(_free_covariance(axis.size, factors))
+                kernels.append(free_covariance(axis.size, factors))
             else:
                 kernels.append(LabelKernel(factors))
         else:
@@ -158,7 +157,7 @@ def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Can
     number = task.variables
     if number is None or task.given[number] is not None or task.axes[number].size > MAX_FREE_LABELS:
         return []
-    values, vectors = np.linalg.eigh(_covariance_of(task.axes[number].size, task.factors[number]))
+    values, vectors = np.linalg.eigh(covariance_of(task.axes[number].size, task.factors[number]))
     root = vectors * np.sqrt(np.clip(values, 0.0, None)) @ vectors.T
 
     def terms(roughness: float, isotropic: bool) -> list[ProductTerm]:
@@ -168,7 +167,7 @@ def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Can
                 (term,) = _isotropic_terms(task, space, roughness)
             else:
                 term = _term(task, roughness, 0.2, task.variance)
-            term.kernels[term.blocks.index((number,))] = _index_kernel(loading[:, None], np.full(len(loading), 0.02))
+            term.kernels[term.blocks.index((number,))] = index_kernel(loading[:, None], np.full(len(loading), 0.02))
             term.cost = 1 / len(root)  # together they are what one term is for one variable
             found.append(term)
         return found
@@ -296,24 +295,3 @@ def _stationary(axis: Axis, roughness: float, start: float, least: float) -> Ker
 
 def _log_lengthscale(kernel: Kernel) -> Tensor:
     return kernel.lengthscale.log()
-
-
-def _free_covariance(size: int, factors: LabelFactors | None) -> Kernel:
-    """``B B' + diag(v)``, initialized with the leading eigenvectors of what is known; v is the remainder."""
-    rank, matrix = min(size, _LABEL_RANK), _covariance_of(size, factors)
-    values, vectors = np.linalg.eigh(matrix)
-    root = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.0, None))
-    return _index_kernel(root, np.clip(np.diag(matrix) - (root**2).sum(1), 0.02, None))
-
-
-def _covariance_of(size: int, factors: LabelFactors | None) -> np.ndarray:
-    return np.eye(size) if factors is None else factors.loadings @ factors.loadings.T + np.diag(factors.own)
-
-
-def _index_kernel(root: np.ndarray, variances: np.ndarray) -> Kernel:
-    """``B B' + diag(v)`` of labels."""
-    kernel = IndexKernel(num_tasks=len(root), rank=root.shape[1], var_constraint=positive()).double()
-    with torch.no_grad():
-        kernel.covar_factor.copy_(torch.from_numpy(root))
-    kernel.var = torch.from_numpy(variances)
-    return kernel

@@ -9,8 +9,9 @@ that lasts along the other axes, with the weight a, and noise. Both are learned 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from gpytorch.kernels import IndexKernel
+from gpytorch.kernels import IndexKernel, Kernel
 from gpytorch.likelihoods.noise_models import Noise
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -21,6 +22,7 @@ from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
 _FIRST_SHARE = 0.5  # of the own variation that lasts
+_LABEL_RANK = 5  # of free covariances
 _LEAST_PROFILE = 0.02  # noise variance of a label over that of the average label
 
 
@@ -96,3 +98,25 @@ def own_variance(terms: Sequence[ProductTerm], likelihood: GappyGridLikelihood) 
         assert isinstance(kernel, LabelKernel)
         total = total + term.scale * kernel.var.mean()
     return total
+
+
+def free_covariance(size: int, factors: LabelFactors | None) -> Kernel:
+    """``B B' + diag(v)``, initialized with the leading eigenvectors of what is known; v is the remainder."""
+    rank, matrix = min(size, _LABEL_RANK), covariance_of(size, factors)
+    values, vectors = np.linalg.eigh(matrix)
+    root = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.0, None))
+    return index_kernel(root, np.clip(np.diag(matrix) - (root**2).sum(1), 0.02, None))
+
+
+def covariance_of(size: int, factors: LabelFactors | None) -> np.ndarray:
+    """The covariance of labels, that of independent ones if nothing is known."""
+    return np.eye(size) if factors is None else factors.loadings @ factors.loadings.T + np.diag(factors.own)
+
+
+def index_kernel(root: np.ndarray, variances: np.ndarray) -> Kernel:
+    """``B B' + diag(v)`` of labels."""
+    kernel = IndexKernel(num_tasks=len(root), rank=root.shape[1], var_constraint=positive()).double()
+    with torch.no_grad():
+        kernel.covar_factor.copy_(torch.from_numpy(root))
+    kernel.var = torch.from_numpy(variances)
+    return kernel
