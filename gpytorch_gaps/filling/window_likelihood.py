@@ -57,8 +57,8 @@ class WindowTensors:
 class WindowFactors:
     """The covariance matrices of several windows along some axes, by one call of a kernel for all windows.
 
-    A kernel of one axis is called at its places, of which every observation picks one. A stationary kernel of a block
-    of axes is called at the distinct lags of the observations, of which there are few on a grid.
+    A kernel is called at distinct places, of which every observation picks one. A stationary kernel of a block of axes
+    is called at the distinct lags of the observations, of which there are few on a grid.
     """
 
     def __init__(self, windows: Sequence[WindowTensors], axes: Sequence[int], stationary: bool) -> None:
@@ -69,8 +69,14 @@ class WindowFactors:
             return
         places = [window.points[:, window.columns(axes)] for window in windows]
         for number, window in enumerate(windows):
-            if len(axes) == 1 and window.grid.shape[axes[0]] < len(window.y):
-                places[number], self.picks[number] = window.grid.axes[axes[0]], window.picks[axes[0]]
+            code = torch.zeros(len(window.y), dtype=torch.long)
+            for axis in axes:
+                code = code * window.grid.shape[axis] + window.picks[axis].argmax(-1)
+            distinct, at = code.unique(return_inverse=True)
+            if len(distinct) < len(code):  # several observations share a place
+                found = places[number].new_empty(len(distinct), places[number].size(-1))
+                found[at] = places[number]
+                places[number], self.picks[number] = found, torch.eye(len(distinct), dtype=torch.float64)[at]
         self._sizes = [len(one) for one in places]
         most = max(self._sizes)  # rows of the padding, which repeats the first place, are dropped
         self._places = torch.stack([torch.cat([one, one[:1].expand(most - len(one), -1)]) for one in places])

@@ -16,6 +16,7 @@ from gpytorch_gaps.filling.model import NOISE_FLOOR, ProductTerm, TrendMean, mak
 from gpytorch_gaps.filling.window_likelihood import WindowLogLikelihood, WindowTensors
 from gpytorch_gaps.filling.windows import choose_windows, whole_window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.kernels import SphereKernel
 
 RNG = np.random.default_rng(0)
 
@@ -54,11 +55,14 @@ def test_window_log_likelihood_against_dense_gpytorch(scales):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
 
 
-def test_window_log_likelihood_with_a_block_of_axes():
+@pytest.mark.parametrize(
+    "kernel", [MaternKernel(nu=0.5, ard_num_dims=2), SphereKernel(MaternKernel(nu=0.5))], ids=["plane", "sphere"]
+)
+def test_window_log_likelihood_with_a_block_of_axes(kernel):
     values = RNG.standard_normal((6, 5, 3))
     values[RNG.random((6, 5, 3)) < 0.4] = np.nan
     axes = describe_axes(values.shape, [np.arange(6.0), np.arange(5.0), np.array([0.0, 1.0, 3.0])])
-    terms = [ProductTerm([MaternKernel(nu=0.5, ard_num_dims=2).double(), RBFKernel().double()], 1.3, [(0, 1), (2,)])]
+    terms = [ProductTerm([kernel.double(), RBFKernel().double()], 1.3, [(0, 1), (2,)])]
     likelihood, mean = make_likelihood(1.0, share=0.1), plane(3)
     window = whole_window(values)
     grid = CartesianGrid([torch.from_numpy(axis.points) for axis in axes])
