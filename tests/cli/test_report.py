@@ -53,14 +53,12 @@ def write_formats(folder, field):
     times = pd.date_range("2000-01-01", periods=12)
     table = pd.DataFrame(field[:, :3], times.rename("date"), ["Rome <1>", "Oslo", "Bern"])
     np.save(folder / "in.npy", field)
-    np.savez(folder / "in.npz", values=field, x=np.arange(9.0))
     table.to_csv(folder / "in.csv")
     array = xr.DataArray(field, {"time": times, "x": np.arange(9.0)}, ("time", "x"))
     xr.Dataset({"a": array}).to_netcdf(folder / "in.nc", engine="h5netcdf")
-    return {"npy": "", "npz": "", "csv": "Rome <1>", "nc": "time: 12 times, 11 days"}
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "csv", "nc"])
+@pytest.mark.parametrize("kind", ["npy", "csv", "nc"])
 def test_every_format_gives_one_page_that_fetches_nothing(kind, tmp_path, field, run):
     write_formats(tmp_path, field)
     code, out, err = run("report", tmp_path / f"in.{kind}", "-o", tmp_path / "r.html", "--steps", 2, "--folds", 1)
@@ -80,6 +78,8 @@ def test_every_format_gives_one_page_that_fetches_nothing(kind, tmp_path, field,
     assert "length-scale" in words
     if kind == "nc":
         assert "time: 12 times, 11 days" in words
+    if kind == "csv":
+        assert "Rome <1>" not in text  # escaped, or in a picture
     if kind != "csv":  # too few observations to withhold any
         assert "How good it is" in page.headings
         assert "fold 1" in words
