@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from gpytorch_gaps.filling.accessor import register_with_xarray
+from gpytorch_gaps.utils.version import installed_version
 
 if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and editors
     from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
@@ -145,7 +146,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Imports a public name or a submodule when it is first used."""
-        value = _version() if name == "__version__" else _load(name)
+        value = installed_version() if name == "__version__" else _load(name)
         globals()[name] = value
         return value
 
@@ -160,13 +161,3 @@ def _load(name: str) -> Any:
             raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     return getattr(module, name, module)
-
-
-def _version() -> str:
-    """The version of the installed distribution; without one (a bare source tree), zero."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("gpytorch-gaps")
-    except PackageNotFoundError:
-        return "0+unknown"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpytorch_gaps
+from gpytorch_gaps.utils.version import installed_version
 
 GENEROUS_SECONDS = 300  # a deadline for a machine that is busy with other work, not an expectation
 
@@ -134,4 +135,14 @@ def test_the_version_is_that_of_the_distribution(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    assert gpytorch_gaps._version() == "0+unknown"
+    assert installed_version() == "0+unknown"
+
+
+def test_no_modules_import_each_other():
+    grimp = pytest.importorskip("grimp")  # comes with import-linter
+    graph = grimp.build_graph("gpytorch_gaps", cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    left = dict(imported)  # modules that may be part of a cycle: those that import others that may be
+    while done := {module for module, others in left.items() if not others & left.keys()}:
+        left = {module: others for module, others in left.items() if module not in done}
+    assert not left, f"in a cycle, or importing one: {sorted(left)}"

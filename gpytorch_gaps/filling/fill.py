@@ -1,7 +1,6 @@
 """``fill_gaps``: the gaps of any array filled in one call."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -244,7 +243,7 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
         streamed = StreamedFilling(adapter, Targets(adapter, options), options)
         with seeded(options.seed):
             chosen = streamed.choose_model()
-            return streamed.predict(chosen, streamed.check_model(chosen))
+            return Filled(*streamed.predict(chosen, streamed.check_model(chosen)))
     adapter.load()
     numbers = _numbers(adapter)
     targets = Targets(adapter, options, np.isnan(numbers))
@@ -255,8 +254,8 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     with seeded(options.seed):
         filling, chosen = _in_memory(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
-        result = filling.predict(chosen, check)
-    return replace(result, _fitted=Fitted(filling, chosen, check, result.model))
+        found = filling.predict(chosen, check)
+    return Filled(*found, Fitted(filling, chosen, check, found.model))
 
 
 def _numbers(adapter: ArrayAdapter) -> np.ndarray:

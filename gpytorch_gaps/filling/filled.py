@@ -1,13 +1,13 @@
 """The result of a filling, and what it can still predict."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpytorch_gaps.filling.evaluate import evaluate
+from gpytorch_gaps.filling.fitted import Fitted
+from gpytorch_gaps.filling.forecast import forecast
+from gpytorch_gaps.filling.points import Estimate, of_variables, predict_at
 from gpytorch_gaps.utils.html import table
-
-if TYPE_CHECKING:
-    from gpytorch_gaps.filling.fitted import Fitted
-    from gpytorch_gaps.filling.points import Estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Filled:
     where they are NaN in `std`. None for a result without a model."""
     _fitted: Any = None  # a `Fitted`, or a dictionary of them by variable, for the methods below
 
-    def at(self, points: Any, *, noise: bool = True) -> "Estimate":
+    def at(self, points: Any, *, noise: bool = True) -> Estimate:
         """Mean and standard deviation of measurements at any points, between the cells and beyond them.
 
         At the coordinates of an observation, this is the prediction of another measurement there.
@@ -71,12 +71,10 @@ class Filled:
         >>> mean.shape, bool((std > 0).all())
         ((2,), True)
         """
-        from gpytorch_gaps.filling.points import of_variables, predict_at
-
         found = {name: predict_at(one, points, noise) for name, one in self._models("at").items()}
         return of_variables(found) if isinstance(self._fitted, dict) else found[None]
 
-    def forecast(self, steps: int, axis: Any = None, *, noise: bool = True) -> "Estimate":
+    def forecast(self, steps: int, axis: Any = None, *, noise: bool = True) -> Estimate:
         """Mean and standard deviation of the next measurements along an axis.
 
         :param steps: how many coordinates to add at the end of the axis, which must be regular: numbers with a constant
@@ -92,9 +90,6 @@ class Filled:
         >>> result.forecast(3).mean.shape
         (3,)
         """
-        from gpytorch_gaps.filling.forecast import forecast
-        from gpytorch_gaps.filling.points import of_variables
-
         found = {name: forecast(one, steps, axis, noise) for name, one in self._models("forecast").items()}
         return of_variables(found) if isinstance(self._fitted, dict) else found[None]
 
@@ -121,12 +116,10 @@ class Filled:
         >>> len(evaluation.folds), evaluation.score.rmse < 0.1
         (2, True)
         """
-        from gpytorch_gaps.filling.evaluate import evaluate
-
         found = evaluate(self._models("evaluate"), folds, seed, progress)
         return found if isinstance(self._fitted, dict) else found[None]
 
-    def _models(self, method: str) -> "dict[Any, Fitted]":
+    def _models(self, method: str) -> dict[Any, Fitted]:
         """The fitted model of each variable; with the key None if there is only one."""
         fitted = self._fitted if isinstance(self._fitted, dict) else {None: self._fitted}
         known = {name: one for name, one in fitted.items() if one is not None}

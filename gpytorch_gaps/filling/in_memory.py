@@ -15,14 +15,13 @@ from gpytorch_gaps.filling.candidates import goes_by_fft
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model, refitted
 from gpytorch_gaps.filling.covariates import read_covariates
 from gpytorch_gaps.filling.estimates import label_scales
-from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, Positions, coordinates
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.known_noise import known_variances
 from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.outliers import about_wild, beyond_proportion
-from gpytorch_gaps.filling.pipeline import Filling
+from gpytorch_gaps.filling.pipeline import Filling, Results
 from gpytorch_gaps.filling.predict import Prediction, ignore_sparse_warning, prediction_settings, widening
 from gpytorch_gaps.filling.targets import Targets
 from gpytorch_gaps.posterior.scoring import leave_out
@@ -127,7 +126,7 @@ class InMemoryFilling(Filling):
             self._affordable = self.budget.predictions(flops, prediction.is_factorized, *wanted)
         return self._affordable
 
-    def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
+    def predict(self, chosen: ChosenModel, check: Check | None) -> Results:
         options, gaps, where = self.options, self.gaps, self._predicted
         (model, prediction), (_, draws) = self._solve(chosen), self._afford(chosen)
         self._solved = None  # it holds more than the result needs
@@ -145,7 +144,7 @@ class InMemoryFilling(Filling):
             std *= self.calibration(check)
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
-        return Filled(
+        return Results(
             self.adapter.wrap_filled(mean, gaps, options.smooth),
             None if std is None else self.adapter.wrap_like_input(std),
             self.adapter.wrap_like_input(gaps),

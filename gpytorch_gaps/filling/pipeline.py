@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.budget import Budget
 from gpytorch_gaps.filling.calibration import Check, stated_error
 from gpytorch_gaps.filling.choose import ChosenModel
-from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, Part, choose_part
 from gpytorch_gaps.filling.holdout import Withheld, withhold
+from gpytorch_gaps.filling.model import FillModel
 from gpytorch_gaps.filling.options import Options
 from gpytorch_gaps.filling.report import FillReport
 from gpytorch_gaps.filling.targets import Targets
@@ -25,6 +25,17 @@ from gpytorch_gaps.filling.targets import Targets
 _logger = logging.getLogger(__name__)
 
 _AXIS_MATRICES = 3  # covariance matrices of the longest axis that are in memory at once
+
+
+class Results(NamedTuple):
+    """What a filling predicts, in the form of the input; :class:`gpytorch_gaps.Filled` describes it."""
+
+    mean: Any
+    std: Any
+    gaps: Any
+    model: FillModel | None
+    report: Any
+    distrusted: Any = None
 
 
 class Filling(ABC):
@@ -85,7 +96,7 @@ class Filling(ABC):
         return True
 
     @abstractmethod
-    def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
+    def predict(self, chosen: ChosenModel, check: Check | None) -> Results:
         """Fills the gaps, given all observations."""
 
     @abstractmethod

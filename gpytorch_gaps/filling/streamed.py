@@ -18,13 +18,12 @@ from gpytorch_gaps.filling.axes import Axis
 from gpytorch_gaps.filling.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.candidates import KernelLimits
 from gpytorch_gaps.filling.choose import ChosenModel, choose_model
-from gpytorch_gaps.filling.filled import Filled
 from gpytorch_gaps.filling.grid_values import GridValues, region_around
 from gpytorch_gaps.filling.holdout import Withheld
 from gpytorch_gaps.filling.known_noise import same_variances
 from gpytorch_gaps.filling.model import positive
 from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.pipeline import Filling
+from gpytorch_gaps.filling.pipeline import Filling, Results
 from gpytorch_gaps.filling.predict import widening
 from gpytorch_gaps.filling.sentinels import warn_of_sentinels
 from gpytorch_gaps.filling.slab_fields import SlabFields
@@ -109,7 +108,7 @@ class StreamedFilling(Filling):
         model = chosen.conditioned(part.without(withheld.hidden))
         return check_withheld(model, part, withheld, self.options, chosen.noise_at, some_gaps, mean)
 
-    def predict(self, chosen: ChosenModel, check: Check | None) -> Filled:
+    def predict(self, chosen: ChosenModel, check: Check | None) -> Results:
         draws = _DRAWS if self.options.std and self._draws_fit(chosen) else 0
         with self.stopwatch("mean and draws" if draws else "mean"):
             result = self._reconstruct(self.adapter.array, self.source.axes, chosen, draws)
@@ -132,7 +131,7 @@ class StreamedFilling(Filling):
         report = self._report(
             chosen, check, gap_variance, self._notes(bool(draws), no_variation), num_gaps, num_left, **about
         )
-        return Filled(mean, std, gaps, None, report)
+        return Results(mean, std, gaps, None, report)
 
     def _draws_fit(self, chosen: ChosenModel) -> bool:
         """Whether draws fit in memory: the choice of the kernel is that of the mean."""

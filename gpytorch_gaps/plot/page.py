@@ -21,6 +21,7 @@ from gpytorch_gaps.plot.scores import evaluation as draw_evaluation
 from gpytorch_gaps.utils.checks import check_integer
 from gpytorch_gaps.utils.files import atomic_write, require_place
 from gpytorch_gaps.utils.html import table
+from gpytorch_gaps.utils.version import installed_version
 
 _DPI = 130
 _STYLE = """
@@ -147,11 +148,9 @@ def _listed(entries: Sequence[str]) -> str:
 
 
 def _page(title: str, body: str) -> str:
-    from gpytorch_gaps import __version__
-
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{body}"
-        f"<footer>gpytorch-gaps {__version__}</footer></body></html>\n"
+        f"<footer>gpytorch-gaps {installed_version()}</footer></body></html>\n"
     )
