@@ -33,7 +33,7 @@ from benchmarks.datasets import FOLDER_VARIABLE, load_field
 from benchmarks.heaton import split
 from gpytorch_gaps import fill_gaps
 from gpytorch_gaps.cli.demo import make_scene
-from gpytorch_gaps.filling.pipeline import Stopwatch
+from gpytorch_gaps.filling.process.pipeline import Stopwatch
 from gpytorch_gaps.posterior.scoring import score_errors
 
 _CLOUD, _CLOUDY_SHARE = (2.0, 4.0, 6.0), 0.15  # extent of a cloud in cells, and the share of the cells that clouds hide

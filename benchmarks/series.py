@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpytorch_gaps import fill_gaps
-from gpytorch_gaps.filling import pipeline
+from gpytorch_gaps.filling.process import pipeline
 
 _GAP_POSITIONS = 20
 

@@ -13,12 +13,12 @@ from gpytorch_gaps.utils.version import installed_version
 if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and editors
     from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
     from gpytorch_gaps import plot as plot
-    from gpytorch_gaps.filling.evaluation import DistanceScore, Evaluation
     from gpytorch_gaps.filling.fill import fill_gaps
-    from gpytorch_gaps.filling.filled import Filled
     from gpytorch_gaps.filling.gap_filler import GapFiller as GapFiller
-    from gpytorch_gaps.filling.points import Estimate
-    from gpytorch_gaps.filling.report import FillReport
+    from gpytorch_gaps.filling.process.report import FillReport
+    from gpytorch_gaps.filling.results.evaluation import DistanceScore, Evaluation
+    from gpytorch_gaps.filling.results.filled import Filled
+    from gpytorch_gaps.filling.results.points import Estimate
     from gpytorch_gaps.grid.cartesian import CartesianGrid
     from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
     from gpytorch_gaps.kernels import GappyGridKernel, SphereKernel, preconditioned_ski
@@ -93,11 +93,11 @@ _HOMES = {
     "ApproximateVarianceWarning": "reports",
     "CalibrationWarning": "reports",
     "CartesianGrid": "grid.cartesian",
-    "DistanceScore": "filling.evaluation",
-    "Estimate": "filling.points",
-    "Evaluation": "filling.evaluation",
-    "FillReport": "filling.report",
-    "Filled": "filling.filled",
+    "DistanceScore": "filling.results.evaluation",
+    "Estimate": "filling.results.points",
+    "Evaluation": "filling.results.evaluation",
+    "FillReport": "filling.process.report",
+    "Filled": "filling.results.filled",
     "FitError": "training.history",
     "GapFiller": "filling.gap_filler",
     "GappyGridKernel": "kernels",

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from gpytorch_gaps.filling import learn
+from gpytorch_gaps.filling.learning import learn
 from gpytorch_gaps.solvers.planning import rates
 
 if "PYTEST_XDIST_WORKER" in os.environ:

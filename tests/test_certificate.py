@@ -12,7 +12,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import streamed
+from gpytorch_gaps.filling.process import streamed
 from gpytorch_gaps.operators import SelectedKroneckerOperator
 from tests._covering import covering
 from tests._posterior import Problem, exact_posterior, kernel_matrix

@@ -20,7 +20,7 @@ EXECUTED = [
 
 # run by a kernel first: candidate kernels are compared after one step
 QUICK_CHOICE = """
-from gpytorch_gaps.filling import learn
+from gpytorch_gaps.filling.learning import learn
 
 learn.FIRST_STEPS = learn.FURTHER_STEPS = 1
 del learn

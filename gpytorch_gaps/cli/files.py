@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpytorch_gaps.filling import fill
-from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.formats import Additions, OpenedFile, check_output, open_file
 from gpytorch_gaps.utils.files import atomic_write, require_place
 

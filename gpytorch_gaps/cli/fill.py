@@ -13,8 +13,8 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps.cli.beside import arrays_beside
 from gpytorch_gaps.cli.files import Outputs, check_outputs, open_input, read_arrays, save_picture
 from gpytorch_gaps.cli.masks import distrust
-from gpytorch_gaps.filling.adapters import ArrayAdapter
-from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.process.report import FillReport
 from gpytorch_gaps.formats import Additions, OpenedFile
 
 

@@ -11,10 +11,10 @@ from scipy import ndimage
 from gpytorch_gaps import __version__
 from gpytorch_gaps.cli.files import open_input, read_arrays
 from gpytorch_gaps.cli.fill import json_text
-from gpytorch_gaps.filling.adapters import ArrayAdapter
-from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.cycles import find_cycles
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.fill import is_streamed
+from gpytorch_gaps.filling.learning.cycles import find_cycles
 from gpytorch_gaps.formats.arrays import slabs
 from gpytorch_gaps.utils.dtypes import is_gap
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import xarray
 
     from gpytorch_gaps.filling.fill import Filled
-    from gpytorch_gaps.filling.model import FillModel
+    from gpytorch_gaps.filling.learning.model import FillModel
 
 
 class GapsAccessor:

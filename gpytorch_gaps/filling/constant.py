@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from gpytorch_gaps.filling.adapters import ArrayAdapter
-from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.report import FillReport
-from gpytorch_gaps.filling.targets import Targets
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.arrays.options import Options
+from gpytorch_gaps.filling.arrays.targets import Targets
+from gpytorch_gaps.filling.process.report import FillReport
+from gpytorch_gaps.filling.results.filled import Filled
 
 _ROUNDING = 4 * np.finfo(np.float64).eps  # values whose relative difference is smaller are equal
 

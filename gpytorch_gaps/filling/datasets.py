@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
-from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.masks import ignoring
-from gpytorch_gaps.filling.model import FillModel
-from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.variables import VariablesAdapter
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.arrays.masks import ignoring
+from gpytorch_gaps.filling.arrays.options import Options
+from gpytorch_gaps.filling.arrays.variables import VariablesAdapter
+from gpytorch_gaps.filling.learning.model import FillModel
+from gpytorch_gaps.filling.results.filled import Filled
 from gpytorch_gaps.utils.conventions import holds_numbers
 
 _BESIDE = ("where", "noise", "mean", "untrusted")  # options that are arrays on the grid of the values

@@ -7,25 +7,25 @@ import numpy as np
 import torch
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.filling.adapters import ArrayAdapter, adapt
-from gpytorch_gaps.filling.axes import Axes
-from gpytorch_gaps.filling.choose import ChosenModel
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter, adapt
+from gpytorch_gaps.filling.arrays.masks import ignoring
+from gpytorch_gaps.filling.arrays.options import Options
+from gpytorch_gaps.filling.arrays.outliers import find_wild
+from gpytorch_gaps.filling.arrays.sentinels import warn_of_sentinels
+from gpytorch_gaps.filling.arrays.targets import Targets
+from gpytorch_gaps.filling.arrays.variables import VariablesAdapter
+from gpytorch_gaps.filling.axes.axis import Axes
+from gpytorch_gaps.filling.axes.index_grid import is_a
 from gpytorch_gaps.filling.constant import constant, nothing_to_learn
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
-from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.fitted import Fitted
-from gpytorch_gaps.filling.in_memory import InMemoryFilling
-from gpytorch_gaps.filling.index_grid import is_a
-from gpytorch_gaps.filling.joint import JointFilling
-from gpytorch_gaps.filling.masks import ignoring
-from gpytorch_gaps.filling.model import FillModel
-from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.outliers import find_wild
-from gpytorch_gaps.filling.predict import seeded
-from gpytorch_gaps.filling.sentinels import warn_of_sentinels
-from gpytorch_gaps.filling.streamed import StreamedFilling
-from gpytorch_gaps.filling.targets import Targets
-from gpytorch_gaps.filling.variables import VariablesAdapter
+from gpytorch_gaps.filling.learning.choose import ChosenModel
+from gpytorch_gaps.filling.learning.model import FillModel
+from gpytorch_gaps.filling.learning.predict import seeded
+from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
+from gpytorch_gaps.filling.process.joint import JointFilling
+from gpytorch_gaps.filling.process.streamed import StreamedFilling
+from gpytorch_gaps.filling.results.filled import Filled
+from gpytorch_gaps.filling.results.fitted import Fitted
 
 MAX_CELLS_IN_MEMORY = 4_000_000
 """Arrays with more cells are streamed."""
@@ -255,6 +255,7 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
         filling, chosen = _in_memory(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
         found = filling.predict(chosen, check)
+    assert found.model is not None
     return Filled(*found, Fitted(filling, chosen, check, found.model))
 
 

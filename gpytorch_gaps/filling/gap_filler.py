@@ -17,12 +17,12 @@ try:
 except ImportError as error:
     raise ImportError("GapFiller needs scikit-learn: pip install 'gpytorch-gaps[sklearn]'") from error
 
-from gpytorch_gaps.filling.adapters import adapt
+from gpytorch_gaps.filling.arrays.adapters import adapt
+from gpytorch_gaps.filling.arrays.grid_values import GridValues
+from gpytorch_gaps.filling.arrays.options import Options
+from gpytorch_gaps.filling.axes.index_grid import is_a
 from gpytorch_gaps.filling.fill import fit_in_memory
-from gpytorch_gaps.filling.fitted import Fitted
-from gpytorch_gaps.filling.grid_values import GridValues
-from gpytorch_gaps.filling.index_grid import is_a
-from gpytorch_gaps.filling.options import Options
+from gpytorch_gaps.filling.results.fitted import Fitted
 
 _INDEX = "index"  # the name of the index of a DataFrame as coordinates
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from gpytorch_gaps.filling.index_grid import is_a
+from gpytorch_gaps.filling.axes.index_grid import is_a
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.plot.fields import panels
 from gpytorch_gaps.plot.inputs import read_field

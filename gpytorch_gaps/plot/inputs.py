@@ -10,8 +10,8 @@ import matplotlib.dates as mdates
 import numpy as np
 import torch
 
-from gpytorch_gaps.filling.index_grid import IndexGrid, is_a, unstacked
-from gpytorch_gaps.filling.meaning import meaning
+from gpytorch_gaps.filling.axes.index_grid import IndexGrid, is_a, unstacked
+from gpytorch_gaps.filling.axes.meaning import meaning
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 _SHORT_UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "°N", "degree_east": "°E", "1": ""}

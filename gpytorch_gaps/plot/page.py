@@ -10,11 +10,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from gpytorch_gaps.filling.evaluation import Evaluation
-from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.fitted import Fitted
-from gpytorch_gaps.filling.hyperparameters import describe_model
-from gpytorch_gaps.filling.report import FillReport
+from gpytorch_gaps.filling.process.report import FillReport
+from gpytorch_gaps.filling.results.evaluation import Evaluation
+from gpytorch_gaps.filling.results.filled import Filled
+from gpytorch_gaps.filling.results.fitted import Fitted
+from gpytorch_gaps.filling.results.hyperparameters import describe_model
 from gpytorch_gaps.plot.correlations import kernels
 from gpytorch_gaps.plot.results import draw_result
 from gpytorch_gaps.plot.scores import evaluation as draw_evaluation

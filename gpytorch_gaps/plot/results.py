@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from gpytorch_gaps.filling.filled import Filled
-from gpytorch_gaps.filling.index_grid import is_a
+from gpytorch_gaps.filling.axes.index_grid import is_a
+from gpytorch_gaps.filling.results.filled import Filled
 from gpytorch_gaps.plot import drawing
 from gpytorch_gaps.plot.filling import fill
 from gpytorch_gaps.plot.inputs import read_field

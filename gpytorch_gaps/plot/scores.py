@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpytorch_gaps.filling.evaluation import FAR, Evaluation
+from gpytorch_gaps.filling.results.evaluation import FAR, Evaluation
 from gpytorch_gaps.plot import drawing
 from gpytorch_gaps.plot.drawing import BAND_OPACITY, COLOURS, REFERENCE_COLOUR
 

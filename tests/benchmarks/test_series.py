@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks import series
-from gpytorch_gaps.filling import pipeline
+from gpytorch_gaps.filling.process import pipeline
 
 
 def test_stages_and_decompositions_are_printed(capsys):

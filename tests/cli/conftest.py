@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from gpytorch_gaps.__main__ import main
-from gpytorch_gaps.filling import choose, learn
-from gpytorch_gaps.filling.candidates import candidates
+from gpytorch_gaps.filling.learning import choose, learn
+from gpytorch_gaps.filling.learning.candidates import candidates
 
 
 @pytest.fixture(autouse=True)

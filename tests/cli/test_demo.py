@@ -5,7 +5,7 @@ import pytest
 
 from gpytorch_gaps.__main__ import main
 from gpytorch_gaps.cli import demo
-from gpytorch_gaps.filling import learn
+from gpytorch_gaps.filling.learning import learn
 
 
 def test_the_methods_of_the_paper_agree(capsys):

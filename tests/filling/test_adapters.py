@@ -7,7 +7,7 @@ import torch
 import xarray as xr
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling.adapters import adapt
+from gpytorch_gaps.filling.arrays.adapters import adapt
 
 RNG = np.random.default_rng(0)
 VALUES = RNG.standard_normal((6, 5)) * 3

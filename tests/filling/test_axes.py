@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from gpytorch_gaps.filling.cycles import possible_periods
-from gpytorch_gaps.filling.describe import describe_axes
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.learning.cycles import possible_periods
 
 cftime_like = [datetime.datetime(2000, 1, 1) + datetime.timedelta(days=2 * i) for i in range(5)]
 

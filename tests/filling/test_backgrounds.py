@@ -9,10 +9,10 @@ import xarray as xr
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import fill as fill_module
-from gpytorch_gaps.filling import in_memory
-from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.decoding import decoded
-from gpytorch_gaps.filling.describe import describe_axes
+from gpytorch_gaps.filling.axes.axis import Axis
+from gpytorch_gaps.filling.axes.decoding import decoded
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.process import in_memory
 
 QUICK = {"steps": 8, "progress": False}
 LAT, LON = np.linspace(40, 44, 18), np.linspace(0, 5, 14)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling.budget import Budget, Effort
+from gpytorch_gaps.filling.learning.budget import Budget, Effort
 
 FULL = Effort(10, 20, 40, 11)
 PER_STEP = [0.01] * 11

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.filling import predict
-from gpytorch_gaps.filling.calibration import Check, Predicted, judge, predict_measurements, stated_error
-from gpytorch_gaps.filling.options import Options
-from gpytorch_gaps.filling.predict import widening
+from gpytorch_gaps.filling.arrays.options import Options
+from gpytorch_gaps.filling.checking.calibration import Check, Predicted, judge, predict_measurements, stated_error
+from gpytorch_gaps.filling.learning import predict
+from gpytorch_gaps.filling.learning.predict import widening
 from gpytorch_gaps.posterior.scoring import Score
 
 

@@ -10,7 +10,8 @@ import torch
 from gpytorch.kernels import MaternKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import in_memory, predict
+from gpytorch_gaps.filling.learning import predict
+from gpytorch_gaps.filling.process import in_memory
 from gpytorch_gaps.posterior import parts as _posterior_parts
 
 PLACES = 150

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import learn
-from gpytorch_gaps.filling.calendars import YEAR
-from gpytorch_gaps.filling.cycles import find_changing, find_lasting, fit_cycles, last_long
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.grid_values import coordinates
+from gpytorch_gaps.filling.arrays.grid_values import coordinates
+from gpytorch_gaps.filling.axes.calendars import YEAR
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.learning import learn
+from gpytorch_gaps.filling.learning.cycles import find_changing, find_lasting, fit_cycles, last_long
 from gpytorch_gaps.kernels.blocks import LONG_AXIS
 
 PLACES = np.array([[0.0, 0.0], [3.0, 4.0], [8.0, 1.0]])

@@ -10,10 +10,10 @@ import torch
 import xarray as xr
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import candidates as kernels_module
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.model import ProductTerm, make_likelihood, make_model
-from gpytorch_gaps.filling.orientation import Orientation
+from gpytorch_gaps.filling.arrays.orientation import Orientation
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.learning import candidates as kernels_module
+from gpytorch_gaps.filling.learning.model import ProductTerm, make_likelihood, make_model
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.plot.kernel_terms import kernel_terms
 
@@ -37,11 +37,11 @@ def few_candidates():
     """Small windows, and two candidate kernels: one that is a product over axes, one on the sphere or in the plane."""
     listed, patch = kernels_module.candidates, pytest.MonkeyPatch()
     of_two_kinds = lambda task: [listed(task)[0], *listed(task)[4:5]]  # noqa: E731
-    patch.setattr("gpytorch_gaps.filling.choose.candidates", of_two_kinds)
-    patch.setattr("gpytorch_gaps.filling.choose.MAX_WINDOW_OBSERVATIONS", 80)
-    patch.setattr("gpytorch_gaps.filling.windows.MAX_WINDOW_OBSERVATIONS", 80)
-    patch.setattr("gpytorch_gaps.filling.learn.FIRST_STEPS", 1)
-    patch.setattr("gpytorch_gaps.filling.learn.FURTHER_STEPS", 1)
+    patch.setattr("gpytorch_gaps.filling.learning.choose.candidates", of_two_kinds)
+    patch.setattr("gpytorch_gaps.filling.learning.choose.MAX_WINDOW_OBSERVATIONS", 80)
+    patch.setattr("gpytorch_gaps.filling.learning.windows.MAX_WINDOW_OBSERVATIONS", 80)
+    patch.setattr("gpytorch_gaps.filling.learning.learn.FIRST_STEPS", 1)
+    patch.setattr("gpytorch_gaps.filling.learning.learn.FURTHER_STEPS", 1)
     yield
     patch.undo()
 

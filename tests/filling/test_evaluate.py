@@ -11,8 +11,8 @@ import xarray as xr
 from gpytorch.kernels import RBFKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import evaluate as module
-from gpytorch_gaps.filling.evaluation import Evaluation
+from gpytorch_gaps.filling.results import evaluate as module
+from gpytorch_gaps.filling.results.evaluation import Evaluation
 
 OPTIONS = {"steps": 3, "check": False, "progress": False}
 

@@ -10,10 +10,12 @@ import torch
 import xarray as xr
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import choose, grid_values, predict, streamed
 from gpytorch_gaps.filling import fill as fill_module
-from gpytorch_gaps.filling.axes import YEAR
-from gpytorch_gaps.filling.model import ProductTerm
+from gpytorch_gaps.filling.arrays import grid_values
+from gpytorch_gaps.filling.axes.axis import YEAR
+from gpytorch_gaps.filling.learning import choose, predict
+from gpytorch_gaps.filling.learning.model import ProductTerm
+from gpytorch_gaps.filling.process import streamed
 
 RNG = np.random.default_rng(0)
 T = np.linspace(0, 1, 24)

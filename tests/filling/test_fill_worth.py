@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling import calibration, choose, streamed
 from gpytorch_gaps.filling import fill as fill_module
+from gpytorch_gaps.filling.checking import calibration
+from gpytorch_gaps.filling.learning import choose
+from gpytorch_gaps.filling.process import streamed
 
 
 def matern():

@@ -7,9 +7,9 @@ import xarray as xr
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import fill as fill_module
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.label_factors import LabelFactors
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.learning.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.learning.label_factors import LabelFactors
 
 QUICK = {"steps": 10, "progress": False}
 SHAPE = (18, 16)

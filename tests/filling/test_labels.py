@@ -7,15 +7,15 @@ import torch
 from gpytorch.kernels import MaternKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, candidates
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.grid_values import GridValues
-from gpytorch_gaps.filling.label_factors import analyse, label_factors
-from gpytorch_gaps.filling.label_kernel import on_part
-from gpytorch_gaps.filling.learn import TrainingData
-from gpytorch_gaps.filling.model import TrendMean, make_model
-from gpytorch_gaps.filling.window_likelihood import WindowLogLikelihood, WindowTensors
-from gpytorch_gaps.filling.windows import whole_window
+from gpytorch_gaps.filling.arrays.grid_values import GridValues
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.learning.candidates import KernelLimits, KernelTask, candidates
+from gpytorch_gaps.filling.learning.label_factors import analyse, label_factors
+from gpytorch_gaps.filling.learning.label_kernel import on_part
+from gpytorch_gaps.filling.learning.learn import TrainingData
+from gpytorch_gaps.filling.learning.model import TrendMean, make_model
+from gpytorch_gaps.filling.learning.window_likelihood import WindowLogLikelihood, WindowTensors
+from gpytorch_gaps.filling.learning.windows import whole_window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 

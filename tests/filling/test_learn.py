@@ -8,13 +8,13 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
-from gpytorch_gaps.filling.candidates import KernelLimits, KernelTask, SpatialBlock, candidates, spatial_block
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.grid_values import GridValues
-from gpytorch_gaps.filling.learn import TrainingData, learn
-from gpytorch_gaps.filling.model import NOISE_FLOOR, ProductTerm, TrendMean, make_likelihood, make_model
-from gpytorch_gaps.filling.window_likelihood import WindowLogLikelihood, WindowTensors
-from gpytorch_gaps.filling.windows import choose_windows, whole_window
+from gpytorch_gaps.filling.arrays.grid_values import GridValues
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.learning.candidates import KernelLimits, KernelTask, SpatialBlock, candidates, spatial_block
+from gpytorch_gaps.filling.learning.learn import TrainingData, learn
+from gpytorch_gaps.filling.learning.model import NOISE_FLOOR, ProductTerm, TrendMean, make_likelihood, make_model
+from gpytorch_gaps.filling.learning.window_likelihood import WindowLogLikelihood, WindowTensors
+from gpytorch_gaps.filling.learning.windows import choose_windows, whole_window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import SphereKernel
 
@@ -77,7 +77,7 @@ def test_window_log_likelihood_with_a_block_of_axes(kernel):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    monkeypatch.setattr("gpytorch_gaps.filling.windows.MAX_WINDOW_OBSERVATIONS", 150)
+    monkeypatch.setattr("gpytorch_gaps.filling.learning.windows.MAX_WINDOW_OBSERVATIONS", 150)
 
 
 def training_data(values, axes, windows):

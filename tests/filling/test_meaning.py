@@ -6,8 +6,8 @@ import pytest
 import xarray as xr
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling.adapters import adapt
-from gpytorch_gaps.filling.stations import LocalFrame
+from gpytorch_gaps.filling.arrays.adapters import adapt
+from gpytorch_gaps.filling.axes.stations import LocalFrame
 
 UTM = 'PROJCS["WGS 84 / UTM zone 30N", GEOGCS["WGS 84", UNIT["degree", 0.0174]], UNIT["m", 1.0]]'
 PLATE = 'GEOGCRS["WGS 84", CS[ellipsoidal, 2], ANGLEUNIT["degree", 0.0174]]'

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling.axes import Axis
-from gpytorch_gaps.filling.outliers import find_wild
+from gpytorch_gaps.filling.arrays.outliers import find_wild
+from gpytorch_gaps.filling.axes.axis import Axis
 
 T = np.linspace(0, 1, 24)
 TRUTH = np.sin(6 * T[:, None]) * np.cos(4 * T)

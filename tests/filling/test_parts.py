@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 import torch
 
-from gpytorch_gaps.filling import grid_values
-from gpytorch_gaps.filling.axes import DAY, YEAR
-from gpytorch_gaps.filling.cycles import explained_share, find_cycles, possible_periods
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.estimates import fit_mean, sample_observations
-from gpytorch_gaps.filling.grid_values import GridValues, choose_part, random_part, region_around
-from gpytorch_gaps.filling.holdout import withhold
-from gpytorch_gaps.filling.windows import MAX_WINDOW_OBSERVATIONS, choose_windows, whole_window
+from gpytorch_gaps.filling.arrays import grid_values
+from gpytorch_gaps.filling.arrays.grid_values import GridValues, choose_part, random_part, region_around
+from gpytorch_gaps.filling.axes.axis import DAY, YEAR
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.checking.holdout import withhold
+from gpytorch_gaps.filling.learning.cycles import explained_share, find_cycles, possible_periods
+from gpytorch_gaps.filling.learning.estimates import fit_mean, sample_observations
+from gpytorch_gaps.filling.learning.windows import MAX_WINDOW_OBSERVATIONS, choose_windows, whole_window
 
 RNG = np.random.default_rng(1)
 

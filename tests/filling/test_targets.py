@@ -13,9 +13,9 @@ from scipy.ndimage import distance_transform_edt as depth
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import fill as fill_module
-from gpytorch_gaps.filling.describe import describe_axes
-from gpytorch_gaps.filling.holdout import withhold
-from gpytorch_gaps.filling.max_gap import in_short_runs, read_max_gap
+from gpytorch_gaps.filling.arrays.max_gap import in_short_runs, read_max_gap
+from gpytorch_gaps.filling.axes.describe import describe_axes
+from gpytorch_gaps.filling.checking.holdout import withhold
 
 RNG = np.random.default_rng(0)
 SEEN = np.sin(np.arange(14) / 3)[:, None] * np.cos(np.arange(10) / 4) + 0.02 * RNG.standard_normal((14, 10))

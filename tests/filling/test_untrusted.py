@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.filling.sentinels import find_sentinels
+from gpytorch_gaps.filling.arrays.sentinels import find_sentinels
 
 RNG = np.random.default_rng(0)
 FIELD = 5 + np.sin(np.arange(12) / 3)[:, None] * np.cos(np.arange(9) / 4) + 0.02 * RNG.standard_normal((12, 9))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from gpytorch_gaps.filling.adapters import adapt
+from gpytorch_gaps.filling.arrays.adapters import adapt
 from gpytorch_gaps.formats import open_file
 
 SCALE, TIE = (33550, "d", 3, (10.0, 20.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 500000.0, 4000000.0, 0.0))

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from gpytorch_gaps.filling.adapters import adapt
+from gpytorch_gaps.filling.arrays.adapters import adapt
 from gpytorch_gaps.formats import arrays, netcdf, open_file, xarray_files
 
 NAN = float("nan")

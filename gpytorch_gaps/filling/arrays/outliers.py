@@ -1,0 +1,179 @@
+"""Wild values: observations out of all proportion to the data, which their neighbours do not share.
+
+An observation y is wild if two things hold.
+
+1. Its distance ``|y - median|`` from the median of its label is out of proportion. How large distances may be is
+   extrapolated from the middle of their distribution, on each side of the median: a Weibull distribution
+
+       P(distance > x) = exp(-(x / s)^k)
+
+   is fitted to the 50 % and 80 % quantiles; the heavier it is than an exponential one (k < 1), the more weight is on
+   a lognormal distribution with these quantiles. A distance is out of proportion if none like it is expected among so
+   many. Skewed data and data with heavy tails, such as rain, thus have few wild values or none. Large distances are
+   left out, and the distribution is fitted again, until no more are found.
+2. Along no axis is the median of the nearest observations even half as far on its side. Thin lines, fronts, and peaks
+   wider than a cell are thus no wild values, however far they stand out.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import ndtri
+
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.axes.axis import Axis
+
+_LEAST_DEVIATIONS = 5.0  # robust standard deviations up to which no distance is out of proportion
+_MEDIAN_OF_NORMAL = 0.6744898
+_QUANTILES = (0.5, 0.8)  # with 5 % of outliers, the second is hardly moved
+_EXPECTED = 0.01  # distances as large as a wild one that are expected among all, at most
+_MIN_DISTANCES = 20  # from which a distribution is fitted
+_SHARED = 0.5  # of a distance, by neighbours
+_REACH, _REACH_OF_A_SERIES = 3, 6  # cells to either side in which neighbours are looked for
+_MIN_NEIGHBOURS = 2  # along an axis, for it to count
+_CHUNK = 200_000  # observations whose neighbours are in memory at once
+_NAMED = 3  # of them, in the report
+_ROUNDS = 3  # wild values may hide others beside them
+
+
+def find_wild(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Flags of the wild values.
+
+        :param numbers: values on the grid, NaN at gaps.
+
+        >>> from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+    from gpytorch_gaps.filling.axes.axis import Axis
+        >>> values = np.sin(np.arange(60.0) / 5)
+        >>> values[17] = 40.0
+        >>> np.flatnonzero(find_wild(values, [Axis("x", "number", np.arange(60.0)[:, None])]))
+        array([17])
+    """
+    wild, left = np.zeros(numbers.shape, dtype=bool), numbers
+    for _ in range(_ROUNDS):
+        found = _find_once(left, axes)
+        if not found.any():
+            break
+        wild |= found
+        left = np.where(wild, np.nan, numbers)
+    return wild
+
+
+def about_wild(adapter: ArrayAdapter, wild: np.ndarray) -> list[str]:
+    """What the report says of wild values: how many there are, and which are the farthest off."""
+    cells = np.argwhere(wild)
+    if not len(cells):
+        return []
+    values = adapter.numbers()[wild]
+    median, _ = _middle(np.where(wild, np.nan, adapter.numbers()), adapter.axes)
+    order = np.argsort(-np.abs(values - np.broadcast_to(median, wild.shape)[wild]), kind="stable")[:_NAMED]
+    named = [f"{values[row]:.6g} at {_place(adapter.axes, cells[row])}" for row in order]
+    others = "" if len(cells) <= _NAMED else f", and {len(cells) - _NAMED:,} more"
+    return [f"{len(cells):,} wild value{'s' * (len(cells) > 1)} not believed: {'; '.join(named)}{others}"]
+
+
+def _place(axes: Sequence[Axis], cell: np.ndarray) -> str:
+    """Where a cell is, in the coordinates of the user."""
+    known = [at if axis.coordinates is None else axis.coordinates[at] for axis, at in zip(axes, cell, strict=True)]
+    words = [f"{own:.6g}" if isinstance(own, float) else str(own) for own in known]
+    return ", ".join(f"{axis.name} {own}" for axis, own in zip(axes, words, strict=True))
+
+
+def _find_once(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    found = np.zeros(numbers.shape, dtype=bool)
+    median, unit = _middle(numbers, axes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        signed = (numbers - median) / unit
+    suspects = np.argwhere(beyond_proportion(signed))
+    along = [number for number, axis in enumerate(axes) if axis.kind != "label"]
+    far = signed[tuple(suspects.T)]
+    near = _neighbours(signed, suspects, along)
+    wild = ~(near * np.sign(far) > _SHARED * np.abs(far))  # also without neighbours
+    found[tuple(suspects[wild].T)] = True
+    return found
+
+
+def beyond_proportion(signed: np.ndarray) -> np.ndarray:
+    """Flags of the distances, in robust standard deviations, that are out of proportion to others on their side."""
+    low, high = (largest_plausible(side * signed) for side in (-1, 1))
+    return (signed < -low) | (signed > high)
+
+
+def largest_plausible(signed: np.ndarray) -> float:
+    """The size beyond which no positive distance is expected among so many; infinite if they are too few.
+
+    :param signed: distances in robust standard deviations; those of zero or less, and NaN, do not count.
+
+    >>> normal = np.random.default_rng(0).standard_normal(10_000)
+    >>> bool(normal.max() < largest_plausible(normal) < 8)
+    True
+    """
+    sizes = signed[signed > 0]
+    count, limit = len(sizes), math.inf
+    while len(sizes) >= _MIN_DISTANCES:
+        low, high = map(float, np.quantile(sizes, _QUANTILES))
+        limit = max(_LEAST_DEVIATIONS, _extrapolated(low, high, _EXPECTED / count))
+        if sizes.max() <= limit:
+            break
+        sizes = sizes[sizes <= limit]
+    return limit
+
+
+def _extrapolated(low: float, high: float, chance: float) -> float:
+    """The size that is exceeded with this probability, from the 50 % and 80 % quantiles of a distribution."""
+    inner, outer = (-math.log1p(-share) for share in _QUANTILES)  # (x / s)^k at the quantiles
+    power = math.log(high / low) / math.log(outer / inner)  # 1 / k
+    weibull = power * math.log(-math.log(chance) / inner)
+    lognormal = math.log(high / low) * float(ndtri(1.0 - chance) / ndtri(_QUANTILES[1]))
+    weight = min(max(power - 1.0, 0.0), 1.0)
+    return low * math.exp(weibull + weight * (lognormal - weibull))
+
+
+def _middle(numbers: np.ndarray, axes: Sequence[Axis]) -> tuple[np.ndarray, np.ndarray]:
+    """Median and robust standard deviation of the observations of the same labels."""
+    kept = [number for number, axis in enumerate(axes) if axis.kind == "label"]
+    median = _median(numbers, kept)
+    sizes = np.abs(numbers - median)
+    typical = _median(np.where(sizes > 0, sizes, np.nan), kept)  # values that equal the median have no spread
+    return median, typical / _MEDIAN_OF_NORMAL
+
+
+def _median(values: np.ndarray, kept: Sequence[int]) -> np.ndarray:
+    """Medians over all axes but the `kept` ones, of what is known. The number of dimensions stays the same."""
+    rows = np.moveaxis(values, list(kept), range(len(kept)))
+    rows = rows.reshape(*(values.shape[axis] for axis in kept), -1)
+    return _last_median(rows).reshape([size if axis in kept else 1 for axis, size in enumerate(values.shape)])
+
+
+def _last_median(rows: np.ndarray) -> np.ndarray:
+    """Medians along the last axis, of what is known: faster than ``np.nanmedian``. shape: (*, n) -> (*)"""
+    ordered = np.sort(rows, axis=-1)  # NaN last
+    count = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, rows.shape[-1] - 1)
+    middle = np.take_along_axis(ordered, low, -1) + np.take_along_axis(ordered, high, -1)
+    return np.where(count > 0, middle / 2.0, np.nan)[..., 0]
+
+
+def _neighbours(signed: np.ndarray, cells: np.ndarray, along: Sequence[int]) -> np.ndarray:
+    """The median of the neighbours of some observations, along the axis where it is farthest on their side.
+
+    :param cells: (Q, d).
+    :param along: axes that have neighbours.
+    :return: (Q,), NaN for observations without neighbours.
+    """
+    reach = _REACH_OF_A_SERIES if len(along) == 1 else _REACH
+    offsets = np.array([step for step in range(-reach, reach + 1) if step])
+    result = np.full(len(cells), np.nan)
+    for start in range(0, len(cells), _CHUNK):
+        some = cells[start : start + _CHUNK]
+        side, best = np.sign(signed[tuple(some.T)]), np.full(len(some), np.nan)
+        for axis in along:
+            moved = some[:, axis, None] + offsets
+            inside = (moved >= 0) & (moved < signed.shape[axis])
+            index = [some[:, other, None] for other in range(signed.ndim)]
+            index[axis] = np.clip(moved, 0, signed.shape[axis] - 1)
+            near = np.where(inside, signed[tuple(index)], np.nan)
+            enough = (~np.isnan(near)).sum(axis=1) >= _MIN_NEIGHBOURS
+            best = np.fmax(best, np.where(enough, side * _last_median(near), np.nan))
+        result[start : start + _CHUNK] = side * best
+    return result

@@ -1,0 +1,1 @@
+"""What the dimensions of an array mean, and the coordinates that kernels receive."""

@@ -1,0 +1,1 @@
+"""Which observations are withheld, and what their predictions say of the error in the gaps."""

@@ -1,0 +1,172 @@
+"""Which observations to withhold: cells as far from the remaining data as the gaps are from all data.
+
+Large gaps are harder to fill than scattered ones, so withheld cells have to be as far from data as the gaps are that
+are to be filled. Other gaps, such as land, are only places without data. There are three kinds of proposals: cells at
+random; copies of connected gaps at other places; and the moved mask of the gaps around a few cells. The first proposal
+whose distances to the nearest observation match those of the gaps is taken, or else the one that matches best. Copies
+keep the shape of a gap, so they match in any metric.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+
+from gpytorch_gaps.filling.learning.predict import MIN_OBSERVATIONS_TO_WITHHOLD
+
+_SCORED_SHARE, _MAX_SCORED = 0.1, 10_000  # of the observations
+_MAX_HIDDEN_SHARE = 0.5  # of the observations
+_NUM_PROPOSALS = 4  # of each kind that depends on chance
+_NUM_CENTRES = 6  # cells around which a moved mask is kept
+_MAX_TRIES = 20  # places that are tried for the copy of a gap
+_ENOUGH_COVERED = 0.9  # share of a copy on observations at which a place is accepted
+_GOOD_MISMATCH = 0.05  # difference of the logarithms of distances at which a proposal is accepted
+_QUANTILES = np.linspace(0.025, 0.975, 20)
+
+
+@dataclass(frozen=True, eq=False)
+class Withheld:
+    """Flags of withheld observations, of the shape of the values.
+
+    The model that is checked is conditioned on all observations but the `hidden` ones. Those `scored` among them, a
+    tenth of all observations at most, are not used in training either.
+    """
+
+    hidden: np.ndarray
+    scored: np.ndarray
+
+
+def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.ndarray | None = None) -> Withheld | None:
+    """The observations of `values` to withhold, None if there are too few.
+
+    :param targets: flags of the gaps that are to be filled. Default: all of them.
+    """
+    unknown = np.isnan(values)
+    gaps = unknown if targets is None else targets
+    observed = int((~unknown).sum())
+    if observed < MIN_OBSERVATIONS_TO_WITHHOLD:
+        return None
+    wanted = min(_MAX_SCORED, int(_SCORED_SHARE * observed))
+    best, least = None, math.inf
+    for hidden in _proposals(unknown, gaps, wanted, generator):
+        if not min(wanted, MIN_OBSERVATIONS_TO_WITHHOLD) <= hidden.sum() <= _MAX_HIDDEN_SHARE * observed:
+            continue
+        proposal = Withheld(hidden, _some_of(hidden, wanted, generator))
+        mismatch = _mismatch(unknown, gaps, proposal) if gaps.any() else 0.0
+        if mismatch < least:
+            best, least = proposal, mismatch
+        if least < _GOOD_MISMATCH:
+            break
+    return best
+
+
+def _proposals(
+    unknown: np.ndarray, gaps: np.ndarray, wanted: int, generator: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Flags of about `wanted` observations, of more if a connected gap is larger.
+
+    :param unknown: flags of all cells without observations, `gaps` among them.
+    """
+    yield _some_of(~unknown, wanted, generator)
+    if not gaps.any():
+        return
+    labels, count = ndimage.label(gaps)
+    sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
+    for number in range(_NUM_PROPOSALS):
+        order = generator.permutation(count)
+        if number % 2 == 0:  # among many small gaps, chance would hardly ever choose the largest
+            order = np.concatenate([[sizes.argmax()], order])
+        enough = wanted + (int(sizes.max()) if number % 2 == 0 and count > 1 else 0)
+        yield _copies(unknown, labels, order, enough, generator)
+    for _ in range(_NUM_PROPOSALS):
+        shifts = [int(generator.integers(0, size)) for size in gaps.shape]
+        yield _nearest(np.roll(gaps, shifts, axis=range(gaps.ndim)) & ~unknown, wanted, generator)
+
+
+def _copies(
+    unknown: np.ndarray, labels: np.ndarray, order: np.ndarray, wanted: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Copies of connected gaps at other places, until they cover enough observations.
+
+    :param labels: the number of the connected gap of each cell, from 1, and 0 for other cells.
+    :param order: numbers of gaps, from 0, in the order in which they are copied.
+    """
+    pieces = ndimage.find_objects(labels)
+    hidden = np.zeros_like(unknown)
+    covered = 0
+    for _ in range(1 + wanted // max(1, int((labels > 0).sum()))):
+        for number in order:
+            if covered >= wanted:
+                return hidden
+            box = pieces[number]
+            piece = labels[box] == number + 1
+            best, free = None, 0.0
+            for _ in range(_MAX_TRIES):
+                where, moved = _elsewhere(piece, box, unknown.shape, generator)
+                share = float((moved & ~unknown[where] & ~hidden[where]).sum() / moved.sum())
+                if share > free:
+                    best, free = (where, moved), share
+                if free >= _ENOUGH_COVERED:
+                    break
+            if best is not None:
+                where, moved = best
+                new = moved & ~unknown[where] & ~hidden[where]
+                hidden[where] |= new
+                covered += int(new.sum())
+    return hidden
+
+
+def _elsewhere(
+    piece: np.ndarray, box: tuple[slice, ...], shape: Sequence[int], generator: np.random.Generator
+) -> tuple[tuple[slice, ...], np.ndarray]:
+    """A random place for a gap, and the gap as it is put there, mirrored along some axes.
+
+    A gap at the end of an axis has data on one side only: it stays at that end, or is mirrored to the other end.
+    """
+    where = []
+    for axis, (own, size) in enumerate(zip(box, shape, strict=True)):
+        length = own.stop - own.start
+        mirrored = bool(generator.integers(0, 2))
+        if own.start == 0 or own.stop == size:
+            start = size - own.stop if mirrored else own.start
+        else:
+            start = int(generator.integers(1, size - length))
+        where.append(slice(start, start + length))
+        piece = np.flip(piece, axis) if mirrored else piece
+    return tuple(where), piece
+
+
+def _nearest(flags: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """The `count` flagged cells nearest to a few random flagged cells, so clusters stay connected."""
+    cells = np.argwhere(flags)
+    if len(cells) <= count:
+        return flags
+    scaled = cells / np.array(flags.shape)
+    centres = scaled[generator.choice(len(cells), min(_NUM_CENTRES, len(cells)), replace=False)]
+    distance = np.full(len(cells), np.inf)
+    for centre in centres:
+        distance = np.minimum(distance, np.abs(scaled - centre).max(axis=1))
+    return _flags(cells[np.argsort(distance, kind="stable")[:count]], flags.shape)
+
+
+def _some_of(flags: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """`count` of the flagged cells at random."""
+    cells = np.argwhere(flags)
+    return flags if len(cells) <= count else _flags(cells[generator.permutation(len(cells))[:count]], flags.shape)
+
+
+def _flags(cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    flags = np.zeros(shape, dtype=bool)
+    flags[tuple(cells.T)] = True
+    return flags
+
+
+def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld) -> float:
+    """Mean difference between the quantiles of the log-distances to data of the scored cells and of the gaps."""
+    deep, target = (
+        np.quantile(np.log(ndimage.distance_transform_edt(without_data)[at]), _QUANTILES)
+        for without_data, at in ((unknown | proposal.hidden, proposal.scored), (unknown, gaps))
+    )
+    return float(np.abs(deep - target).mean())

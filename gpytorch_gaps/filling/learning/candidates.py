@@ -1,0 +1,297 @@
+"""Candidate kernels, by the meaning of the axes.
+
+| axis | kernel |
+|---|---|
+| distances | Matern or squared exponential; with several columns, one length-scale per column |
+| distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
+| few labels | a free covariance, which starts from a factor analysis of all observations |
+| many labels | that of the factor analysis, of which the diagonal is scaled |
+| variables filled together | a free covariance; or for each variable a term with length-scales of its own |
+| regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.priors import NormalPrior
+from torch import Tensor
+
+from gpytorch_gaps.filling.axes.axis import Axis
+from gpytorch_gaps.filling.learning.cycles import PERIODS_PER_STRETCH, Cycles
+from gpytorch_gaps.filling.learning.label_factors import LabelFactors
+from gpytorch_gaps.filling.learning.label_kernel import LabelKernel, covariance_of, free_covariance, index_kernel
+from gpytorch_gaps.filling.learning.learn import Candidate
+from gpytorch_gaps.filling.learning.model import ProductTerm, positive
+from gpytorch_gaps.kernels import SphereKernel
+from gpytorch_gaps.kernels.blocks import LONG_AXIS, LONG_SERIES, regular_positions
+
+_SMOOTH = math.inf  # the roughness of a squared exponential
+_NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squared exponential"}
+MAX_FREE_LABELS = 8
+"""Windows determine the covariance of so many labels."""
+
+_LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
+_MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
+_SPACE = ("latitude", "longitude", "number", "position")  # kinds of axes, as they come in a block
+_MAX_BLOCK = 3  # axes of space
+_SAME_DEGREE = 1.1  # ratio of the longest to the shortest degree of longitude, up to which latitudes are a plane
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTask:
+    """What the kernel of a grid has to model, and what it may be.
+
+    :param axes: the axes of the grid.
+    :param variance: the variance of the data.
+    :param periods: the periods of the cycles along each axis.
+    :param factors: the covariances of axes of labels, None elsewhere.
+    :param given: the user's kernels, copies of which are part of every candidate, None where one is to be chosen.
+    :param limits: restrictions that keep a streamed solve in memory.
+    :param cycles: those that the mean has. Along their axis, kernels model how cycles change.
+    :param variables: number of the axis of variables that are filled together, if they are.
+    """
+
+    axes: Sequence[Axis]
+    variance: float
+    periods: Sequence[Sequence[float]]
+    factors: Sequence[LabelFactors | None]
+    given: Sequence[Kernel | None]
+    limits: "KernelLimits"
+    cycles: Cycles | None = None
+    variables: int | None = None
+
+
+@dataclass(frozen=True)
+class KernelLimits:
+    """Restrictions of the kernel.
+
+    :param one_term: whether the kernel has to be a single product.
+    :param shortest_cells: the smallest length-scale, in cells. If it is not 0, kernels are smooth: a Matern kernel
+        needs all of its eigenvectors, however long its length-scale, so a bound would not save any.
+    """
+
+    one_term: bool = False
+    shortest_cells: float = 0.0
+
+
+def candidates(task: KernelTask) -> list[Candidate]:
+    """The kernels to compare: Matern of three roughnesses, squared exponentials, and sums of several scales."""
+    make = partial(_term, task)
+    given, variance, one_term = task.given, task.variance, task.limits.one_term
+    distances = [axis for axis, own in zip(task.axes, given, strict=True) if own is None and axis.kind != "label"]
+    if not distances:
+        name = "as given" if any(own is not None for own in given) else "free covariances of labels"
+        return [(name, lambda: [make(_SMOOTH, 0.2, variance)])]
+
+    def single(roughness: float) -> list[ProductTerm]:
+        return [make(roughness, 0.2, variance)]
+
+    singles: list[Candidate] = [(name, partial(single, roughness)) for roughness, name in _NAMES.items()]
+    if one_term and task.limits.shortest_cells > 0:
+        singles = singles[-1:]
+    longest = max(axis.size for axis in distances)
+    if one_term or longest < _MIN_SIZE_OF_SEVERAL_SCALES or all(own is not None for own in given):
+        return singles
+
+    def scales(count: int) -> list[ProductTerm]:
+        # length-scales from the spacing of the cells to the extent of the grid, evenly on a logarithmic scale
+        shares = [share / (count - 1) for share in range(count)]
+        weights = [0.5**number for number in range(count)][::-1]
+        return [make(_SMOOTH, share, variance * w / sum(weights)) for share, w in zip(shares, weights, strict=True)]
+
+    def near_and_far(near: int) -> list[ProductTerm]:
+        return [*(make(_SMOOTH, 0.4 * i, 0.3 * variance / near) for i in range(near)), make(0.5, 0.8, 0.7 * variance)]
+
+    space = spatial_block(task)
+    by_distance: list[Candidate] = [
+        (f"{_NAMES[roughness]} {space.words}", partial(_isotropic_terms, task, space, roughness))
+        for roughness in (0.5, 1.5, 2.5)
+        if space is not None
+    ]
+    return [
+        *singles,
+        *by_distance,
+        *_with_own_scales(task, space),
+        ("squared exponential near, Matern-1/2 far", partial(near_and_far, 1)),
+        ("squared exponentials near, Matern-1/2 far", partial(near_and_far, 2)),
+        *((f"squared exponentials of {count} scales", partial(scales, count)) for count in (3, 4)),
+    ]
+
+
+def _term(task: KernelTask, roughness: float, share: float, scale: float) -> ProductTerm:
+    """A product of kernels.
+
+    :param share: where initial length-scales lie between the spacing of the cells (0) and the extent of the grid (1).
+    """
+    shortest = task.limits.shortest_cells
+    kernels: list[Kernel] = []
+    columns = zip(task.axes, task.periods, task.factors, task.given, strict=True)
+    for number, (axis, periods, factors, own) in enumerate(columns):
+        if own is not None:
+            kernels.append(_initialized(copy.deepcopy(own).double(), axis, share))
+        elif axis.kind == "label":
+            if factors is None or axis.size <= MAX_FREE_LABELS:
+                kernels.append(free_covariance(axis.size, factors))
+            else:
+                kernels.append(LabelKernel(factors))
+        else:
+            lasting = task.cycles is None or task.cycles.axis != number
+            cycles = [(period, lasting) for period in periods if share >= 0.2]
+            kernels.append(_distance_kernel(axis, roughness, share, shortest, cycles))
+    return ProductTerm(kernels, scale)
+
+
+def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Candidate]:
+    """Kernels in which each of the variables that are filled together may have its own length-scales.
+
+        Σ_v b_v b_v' k_v,    Σ_v b_v b_v' = B, the covariance of the variables at first
+
+    With b_v along axis v the variables are independent of each other.
+    """
+    number = task.variables
+    if number is None or task.given[number] is not None or task.axes[number].size > MAX_FREE_LABELS:
+        return []
+    values, vectors = np.linalg.eigh(covariance_of(task.axes[number].size, task.factors[number]))
+    root = vectors * np.sqrt(np.clip(values, 0.0, None)) @ vectors.T
+
+    def terms(roughness: float, isotropic: bool) -> list[ProductTerm]:
+        found = []
+        for loading in root.T:
+            if isotropic and space is not None:
+                (term,) = _isotropic_terms(task, space, roughness)
+            else:
+                term = _term(task, roughness, 0.2, task.variance)
+            term.kernels[term.blocks.index((number,))] = index_kernel(loading[:, None], np.full(len(loading), 0.02))
+            term.cost = 1 / len(root)  # together they are what one term is for one variable
+            found.append(term)
+        return found
+
+    kinds = [(1.5, True), (2.5, True), (_SMOOTH, False)] if space is not None else [(1.5, False), (_SMOOTH, False)]
+    return [(f"{_NAMES[kind[0]]} for each variable", partial(terms, *kind)) for kind in kinds]
+
+
+# -- kernels of the distance -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpatialBlock:
+    """Regular axes of space whose kernel is one of the distance.
+
+    :param axes: their numbers.
+    :param on_sphere: whether they are latitude and longitude where a degree of longitude is not the same everywhere.
+    """
+
+    axes: tuple[int, ...]
+    on_sphere: bool
+
+    @property
+    def words(self) -> str:
+        return "on the sphere" if self.on_sphere else "of the distance"
+
+
+def spatial_block(task: KernelTask) -> SpatialBlock | None:
+    """Two or three axes of space that are regular, without cycles or kernels of the user's; latitude first."""
+    free = [
+        number
+        for number, axis in enumerate(task.axes)
+        if task.given[number] is None and not task.periods[number] and axis.size > 1
+    ]
+    space = [number for number in free if task.axes[number].kind in _SPACE and is_regular(task.axes[number])]
+    run = tuple(sorted(space, key=lambda number: _SPACE.index(task.axes[number].kind)))[:_MAX_BLOCK]
+    if len(run) < 2:
+        return None
+    kinds = [task.axes[number].kind for number in run]
+    if kinds == ["latitude", "longitude"]:
+        degree = np.cos(np.radians(task.axes[run[0]].points))
+        return SpatialBlock(run, bool(degree.max() > _SAME_DEGREE * degree.min()))
+    return SpatialBlock(run, False)
+
+
+def is_regular(axis: Axis) -> bool:
+    """Whether the points of an axis are multiples of a step."""
+    if axis.points.shape[1] > 1:
+        return False
+    points = torch.from_numpy(axis.points.squeeze(-1)).double()
+    return regular_positions(points, points) is not None
+
+
+def goes_by_fft(axis: Axis, num_axes: int) -> bool:
+    """Whether the covariance of an axis is no matrix: it is long, regular and no labels."""
+    long = axis.size >= (LONG_SERIES if num_axes == 1 else LONG_AXIS)
+    return long and axis.kind != "label" and is_regular(axis)
+
+
+def _isotropic_terms(task: KernelTask, space: SpatialBlock, roughness: float) -> list[ProductTerm]:
+    """A Matern kernel of the distance, with one length-scale per axis in the plane, times the kernels of other axes."""
+    whole = _term(task, roughness, 0.5, task.variance)
+    axes = [task.axes[number] for number in space.axes]
+    if space.on_sphere:
+        base = MaternKernel(nu=roughness, lengthscale_constraint=positive())
+        base.lengthscale = math.radians(_between(axes[0], 0.5))
+        kernel: Kernel = SphereKernel(base)
+    else:
+        kernel = MaternKernel(nu=roughness, ard_num_dims=len(axes), lengthscale_constraint=positive())
+        kernel.lengthscale = torch.tensor([_between(axis, 0.5) for axis in axes])
+    others = [number for number in range(len(task.axes)) if number not in space.axes]
+    order = sorted([space.axes, *((number,) for number in others)])
+    kernels = [kernel.double() if axes == space.axes else whole.kernels[axes[0]] for axes in order]
+    return [ProductTerm(kernels, task.variance, order)]
+
+
+# -- kernels of one axis ---------------------------------------------------------------------------------------------
+
+
+def _initialized(kernel: Kernel, axis: Axis, share: float) -> Kernel:
+    """The user's kernel; length-scales that were never set start between the spacing and the extent of the axis."""
+    for part in kernel.modules():
+        if isinstance(part, Kernel) and part.has_lengthscale and not bool(part.raw_lengthscale.any()):
+            part.lengthscale = _between(axis, share)
+    return kernel
+
+
+def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
+    """An initial length-scale between the spacing (share 0) and half of the extent (share 1) of the axis."""
+    near = max(1.5, 1.1 * shortest) * axis.spacing
+    return near ** (1 - share) * max(axis.extent / 2, near) ** share
+
+
+def _distance_kernel(
+    axis: Axis, roughness: float, share: float, shortest: float, cycles: Sequence[tuple[float, bool]]
+) -> Kernel:
+    """A stationary kernel, plus a periodic one for each period, with whether that cycle lasts."""
+    kernel: Kernel = _stationary(axis, roughness, _between(axis, share, shortest), shortest * axis.spacing)
+    for period, lasting in cycles:
+        shape = PeriodicKernel(period_length_constraint=positive(), lengthscale_constraint=positive())
+        shape.period_length, shape.lengthscale = period, 2.0
+        shape.raw_period_length.requires_grad_(False)  # known; as a function of it the likelihood has many maxima
+        slow = RBFKernel(lengthscale_constraint=positive())
+        slow.lengthscale = max(axis.extent, 5 * period) if lasting else PERIODS_PER_STRETCH * period
+        repeated = ScaleKernel(ProductKernel(shape, slow), outputscale_constraint=positive())
+        kernel = kernel + repeated
+    return kernel.double()
+
+
+def _stationary(axis: Axis, roughness: float, start: float, least: float) -> Kernel:
+    columns = axis.points.shape[1] if axis.kind == "group" else 1
+    options = {
+        "ard_num_dims": columns if columns > 1 else None,
+        "lengthscale_constraint": positive(least),
+    }
+    kernel = RBFKernel(**options) if math.isinf(roughness) else MaternKernel(nu=roughness, **options)
+    if columns == 1:  # a prior of the logarithm: that of the length-scale itself would depend on its units
+        kernel.register_prior("lengthscale_prior", NormalPrior(math.log(start), _LOG_LENGTHSCALE_STD), _log_lengthscale)
+    ranges = np.ptp(axis.points, axis=0)
+    kernel.lengthscale = torch.tensor(
+        start * (np.where(ranges > 0, ranges, 1.0) / max(axis.extent, 1e-300)) if columns > 1 else [start]
+    )
+    return kernel.double()
+
+
+def _log_lengthscale(kernel: Kernel) -> Tensor:
+    return kernel.lengthscale.log()

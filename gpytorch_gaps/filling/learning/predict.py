@@ -1,0 +1,139 @@
+"""Predictions of a model in memory: the mean is solved for once, variances are exact where that is cheap."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import gpytorch
+import linear_operator
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from gpytorch_gaps import settings
+from gpytorch_gaps.filling.arrays.options import Options
+from gpytorch_gaps.filling.learning.model import FillModel
+from gpytorch_gaps.reports import ApproximateVarianceWarning, SolveReport, record_solves
+from gpytorch_gaps.solvers.planning.rates import nominal_rates
+
+MIN_OBSERVATIONS_TO_WITHHOLD = 30
+"""With fewer observations none are withheld, and standard deviations are widened instead."""
+
+NORMAL_975 = 1.959964
+"""95 % of a normal variable lie within so many standard deviations."""
+
+_RELATIVE_RESIDUAL = 1e-4  # required in addition to the certified error of the mean
+_LOOSER = 10.0  # factor on the tolerances of variances and of the held-out check, whose own errors are larger
+_MAX_DENSE = 1600  # observations that are always factorized; five times as many if that is cheaper than iterations
+_MAX_EXACT_VARIANCE_FLOPS = 5e11  # some seconds; of a check a tenth, as draws tell its mean square error well
+_SAMPLED_VARIANCE_FLOPS = 6e12  # about a minute or two on two cores
+_DRAW_OVER_MEAN_FLOPS = 0.7  # cost of a draw, at the looser tolerance, over that of the mean
+
+
+class Prediction:
+    """The posterior of a model at some points.
+
+    The mean is solved for on construction. Variances and draws use the same posterior with looser tolerances.
+
+    :param model: a conditioned model.
+    :param x: points, shape (Q, D).
+    :param options: for the tolerance of the mean.
+    :param quick: whether the mean is solved to the looser tolerance too, and variances come from draws sooner.
+    """
+
+    def __init__(self, model: FillModel, x: Tensor, options: Options, quick: bool = False) -> None:
+        self._options, self._quick = options, quick
+        with prediction_settings(options, _LOOSER if quick else 1.0), record_solves() as solves:
+            self._posterior = model(x)
+            self.mean: Tensor = self._posterior.mean  # shape: (Q,)
+        self.solve: SolveReport | None = solves[-1] if solves else None
+        self.num_samples = 0
+        """Samples behind the variances, 0 if they are exact."""
+
+    @property
+    def is_factorized(self) -> bool:
+        """Whether the mean comes from a dense factor, which serves all further solves."""
+        return self.solve is None or self.solve.method == "cholesky"
+
+    def variance(self, max_samples: int = 16) -> Tensor:
+        """Variances of the field, without noise: exact, or from at most so many samples. shape: (Q,)"""
+        each = 0.0 if self.is_factorized or self.solve is None else self.solve.flops
+        effort = each * len(self.mean) * (_LOOSER if self._quick else 1.0)
+        with (
+            prediction_settings(self._options, _LOOSER),
+            variance_budget(each, effort, max_samples),
+            record_solves() as solves,
+        ):
+            self._covariance = self._posterior.lazy_covariance_matrix.in_current_settings()
+            variance = self._covariance.diagonal(dim1=-1, dim2=-2)  # .variance is clamped at 1e-10
+        self.num_samples = solves.variances[-1].num_samples if solves.variances else 0
+        return variance
+
+    def covariance(self) -> Tensor:
+        """The covariance of the field, after :meth:`variance`. shape: (Q, Q)"""
+        with prediction_settings(self._options, _LOOSER):
+            return self._covariance.to_dense()
+
+    def draws(self, count: int) -> Tensor:
+        """Draws of the field minus its mean, after :meth:`variance`. shape: (count, Q)"""
+        with prediction_settings(self._options, _LOOSER):
+            return self._covariance.zero_mean_mvn_samples(count)
+
+
+@contextmanager
+def variance_budget(solve_flops: float, exact_flops: float, max_samples: int) -> Iterator[None]:
+    """Settings with which variances take seconds, or about a minute.
+
+    :param solve_flops: the cost of one solve, 0 if there is a dense factor.
+    :param exact_flops: the cost of exact variances, a solve for every point.
+    """
+    affordable = _SAMPLED_VARIANCE_FLOPS / max(_DRAW_OVER_MEAN_FLOPS * solve_flops, 1.0)
+    samples = int(min(max_samples, max(settings.variance_samples.minimum, affordable)))
+    method = "auto" if exact_flops <= _MAX_EXACT_VARIANCE_FLOPS else "pathwise"
+    with settings.variance_method(method), settings.variance_samples(samples):
+        yield
+
+
+@contextmanager
+def prediction_settings(options: Options, looser: float = 1.0) -> Iterator[None]:
+    """Settings of all predictions; the report says where variances come from samples, so no warning does."""
+    with (
+        torch.no_grad(),
+        gpytorch.settings.debug(False),  # predictions at the training data are intended if smooth
+        settings.solve_tolerance(looser * _RELATIVE_RESIDUAL),
+        settings.mean_tolerance(looser * options.tolerance),
+        settings.mixed_precision(),
+        settings.dense_size(_MAX_DENSE),
+        linear_operator.settings.max_cholesky_size(_MAX_DENSE),
+        settings.progress(options.progress),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", ApproximateVarianceWarning)
+        ignore_sparse_warning()
+        yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, the same call gives the same numbers, by a seed and nominal rates. Restores the user's random state."""
+    with torch.random.fork_rng(devices=[]), nominal_rates():
+        torch.manual_seed(seed)
+        yield
+
+
+def ignore_sparse_warning() -> None:
+    """Torch warns about the sparse tensors of the IndexKernel of labels."""
+    warnings.filterwarnings("ignore", message="Sparse invariant checks")
+
+
+def widening(num_observations: int) -> float:
+    """The factor on standard deviations for the uncertainty of hyperparameters from few observations.
+
+    A mean and a variance that are estimated from n observations lead to ``sqrt(n / (n - 1))`` times Student's t; about
+    half of the degrees of freedom are used up by length-scales and noise.
+    """
+    if num_observations >= MIN_OBSERVATIONS_TO_WITHHOLD:
+        return 1.0
+    quantile = stdtrit(max(1.0, num_observations / 2), 0.975)
+    return float(quantile / NORMAL_975 * math.sqrt(num_observations / (num_observations - 1)))

@@ -1,0 +1,1 @@
+"""The steps of a filling, in memory and streamed, and its report."""

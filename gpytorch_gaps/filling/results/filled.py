@@ -1,0 +1,142 @@
+"""The result of a filling, and what it can still predict."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpytorch_gaps.filling.results.evaluate import evaluate
+from gpytorch_gaps.filling.results.fitted import Fitted
+from gpytorch_gaps.filling.results.forecast import forecast
+from gpytorch_gaps.filling.results.points import Estimate, of_variables, predict_at
+from gpytorch_gaps.utils.html import table
+
+
+@dataclass(frozen=True, eq=False)
+class Filled:
+    """The result of ``fill_gaps``.
+
+    For a Dataset, `mean`, `std` and `gaps` are Datasets, and `model` and `report` are dictionaries by variable.
+
+    >>> import numpy as np, gpytorch_gaps as gaps
+    >>> result = gaps.fill_gaps(np.array([2.0, np.nan, 2.0]), progress=False)
+    >>> result.mean
+    array([2., 2., 2.])
+    >>> result.gaps
+    array([False,  True, False])
+    """
+
+    mean: Any
+    """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set."""
+    std: Any
+    """Standard deviation of the mean's error, in the same form as the input.
+
+    In a gap it is that of a measurement, noise included; at observed values it is 0, at gaps that are left it is NaN.
+    With `smooth` it is that of the field without noise, everywhere else. It is widened below 30 observations,
+    multiplied by ``report.calibrated_by`` if the withheld observations show that it is wrong, and NaN in gaps if
+    there is only one observation or if all are equal. None if it was not asked for, or if values were
+    streamed and draws do not fit in memory.
+    """
+    gaps: Any
+    """Flags of the gaps that are filled, in the same form as the input. Gaps that are left are not flagged: they are
+    gaps in `mean` as well."""
+    model: Any
+    """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
+    anywhere. Its variances are not multiplied by ``report.calibrated_by``. None if there was nothing to learn or if
+    values were streamed."""
+    report: Any
+    """A :class:`FillReport` of what was done, and of the error to expect."""
+    distrusted: Any = None
+    """Flags of the observations that were not believed, in the same form as the input: they are unchanged in `mean`,
+    where they are NaN in `std`. None for a result without a model."""
+    _fitted: Any = None  # a `Fitted`, or a dictionary of them by variable, for the methods below
+
+    def at(self, points: Any, *, noise: bool = True) -> Estimate:
+        """Mean and standard deviation of measurements at any points, between the cells and beyond them.
+
+        At the coordinates of an observation, this is the prediction of another measurement there.
+
+        :param points: a mapping or DataFrame with the coordinates along each axis, by its name or number: as many along
+            each, or one. They are given as those of the axis are: as dates, degrees, labels. An array of numbers (Q, d)
+            has a column for each axis; for a single axis, its coordinates are enough.
+        :param noise: whether standard deviations include the noise of a measurement. Without it they are those of the
+            field.
+        :return: an :class:`Estimate` with arrays (Q,) in the units of the data: tensors if the input was one, Series if
+            points are a DataFrame. For a Dataset, both are dictionaries by variable.
+        :raises ValueError: if values were streamed, if there was nothing to learn, or if points do not fit the axes.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> values = np.sin(np.arange(30.0) / 4)
+        >>> values[10:14] = np.nan
+        >>> result = gaps.fill_gaps(values, steps=5, check=False, progress=False)
+        >>> mean, std = result.at([11.5, 12.5])
+        >>> mean.shape, bool((std > 0).all())
+        ((2,), True)
+        """
+        found = {name: predict_at(one, points, noise) for name, one in self._models("at").items()}
+        return of_variables(found) if isinstance(self._fitted, dict) else found[None]
+
+    def forecast(self, steps: int, axis: Any = None, *, noise: bool = True) -> Estimate:
+        """Mean and standard deviation of the next measurements along an axis.
+
+        :param steps: how many coordinates to add at the end of the axis, which must be regular: numbers with a constant
+            step, times with a constant step or a frequency, such as months, or no coordinates at all.
+        :param axis: the name or number of the axis. Default: the only axis of times, or the only one that can be
+            continued.
+        :param noise: whether standard deviations include the noise of a measurement.
+        :return: an :class:`Estimate` of arrays in the form of the input, with the new coordinates along this axis.
+        :raises ValueError: if values were streamed, if there was nothing to learn, or if the axis is not regular.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> result = gaps.fill_gaps(np.sin(np.arange(30.0)), smooth=True, steps=5, check=False, progress=False)
+        >>> result.forecast(3).mean.shape
+        (3,)
+        """
+        found = {name: forecast(one, steps, axis, noise) for name, one in self._models("forecast").items()}
+        return of_variables(found) if isinstance(self._fitted, dict) else found[None]
+
+    def evaluate(self, folds: int = 5, *, seed: int = 0, progress: bool = True) -> Any:
+        """Scores of predictions of withheld observations, fold by fold.
+
+        In each fold some observations are withheld, as far from the others as the gaps are from all of them, and
+        predicted from the others. No observation is scored twice. The hyperparameters stay as they were learned, from
+        all observations but those of the held-out check: this is a test of predictions with these hyperparameters, not
+        of learning. Of an array of more than 200,000 cells, a fold takes a part.
+
+        :param folds: how many. Each takes as long as the held-out check of ``fill_gaps``.
+        :param seed: seed of the choice of what is withheld.
+        :param progress: whether to show a progress bar after some seconds.
+        :return: an :class:`Evaluation`; for a Dataset, a dictionary of them by variable.
+        :raises ValueError: if values were streamed, if there was nothing to learn, or if there are fewer than 30
+            observations.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> values = np.sin(np.arange(80.0) / 5)
+        >>> values[30:34] = np.nan
+        >>> result = gaps.fill_gaps(values, steps=5, check=False, progress=False)
+        >>> evaluation = result.evaluate(folds=2, progress=False)
+        >>> len(evaluation.folds), evaluation.score.rmse < 0.1
+        (2, True)
+        """
+        found = evaluate(self._models("evaluate"), folds, seed, progress)
+        return found if isinstance(self._fitted, dict) else found[None]
+
+    def _models(self, method: str) -> dict[Any, Fitted]:
+        """The fitted model of each variable; with the key None if there is only one."""
+        fitted = self._fitted if isinstance(self._fitted, dict) else {None: self._fitted}
+        known = {name: one for name, one in fitted.items() if one is not None}
+        if len(known) < len(fitted):
+            raise ValueError(
+                f"{method}: got a result without a model in memory, expected one: fill a smaller part of an array that "
+                "was streamed; without gaps, pass smooth=True; equal observations have no model"
+            )
+        return known
+
+    def __repr__(self) -> str:
+        return f"<Filled {self.report}>"
+
+    def _repr_html_(self) -> str:
+        reports = self.report if isinstance(self.report, dict) else {"": self.report}
+        kind = f"{type(self.mean).__module__.partition('.')[0]}.{type(self.mean).__name__}"
+        std = "no std" if self.std is None else "std"
+        parts = [table([("Filled", f"mean, {std} and gaps: {kind}")])]
+        parts += [one.table(name) for name, one in reports.items()]
+        return "".join(parts)

@@ -1,0 +1,92 @@
+"""What a result keeps of its filling: enough to predict beyond the cells of the array, and to evaluate the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.axes.axis import Axis
+from gpytorch_gaps.filling.checking.calibration import Check
+from gpytorch_gaps.filling.learning.choose import ChosenModel
+from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
+from gpytorch_gaps.filling.process.joint import JointFilling
+from gpytorch_gaps.filling.learning.model import FillModel
+from gpytorch_gaps.filling.learning.predict import Prediction, seeded, widening
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A filling in memory, the model that it chose, what the held-out check said, and the model given all data.
+
+    :param variable: the number of the variable that is meant, if several were filled together.
+    """
+
+    filling: InMemoryFilling
+    chosen: ChosenModel
+    check: Check | None
+    model: FillModel
+    variable: int | None = None
+
+    @property
+    def adapter(self) -> ArrayAdapter:
+        """The array, or that of the variable."""
+        if self.variable is None:
+            return self.filling.adapter
+        assert isinstance(self.filling, JointFilling)
+        return list(self.filling.adapter.by_name.values())[self.variable]
+
+    @property
+    def axes(self) -> Sequence[Axis]:
+        axes = self.filling.source.axes
+        return axes if self.variable is None else axes[1:]
+
+    def on_grid(self, points: Sequence[np.ndarray], noise: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation on a grid, in the units of the data.
+
+        :param points: (m_i, d_i), the points along each axis.
+        :param noise: whether standard deviations are those of measurements, noise included.
+        """
+        shape = tuple(map(len, points))
+        cells = np.indices(shape).reshape(len(shape), -1)
+        mean, std = self.at([own[at] for own, at in zip(points, cells, strict=True)], noise)
+        return mean.reshape(shape), std.reshape(shape)
+
+    def at(self, points: Sequence[np.ndarray], noise: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation at scattered points, in the units of the data. shape: (Q,)
+
+        :param points: (Q, d_i), the coordinates along each axis.
+        :param noise: as in :meth:`on_grid`.
+        """
+        if self.variable is not None:
+            points = [np.full((len(points[0]), 1), float(self.variable)), *points]
+        x = torch.from_numpy(np.concatenate(points, axis=1)).to(self.model.train_targets.device)
+        options = self.filling.options
+        with seeded(options.seed):  # of variances from samples
+            prediction = Prediction(self.model, x, options)
+            variance = prediction.variance().clamp_min(0.0) + (self._noise(x) if noise else 0.0)
+        codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # of labels; others are not used
+        unit = _at_labels(self.filling.scales, codes)
+        wider = widening(int(self.filling.observed.sum()))
+        std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
+        return prediction.mean.cpu().numpy() * unit, std * unit
+
+    def _noise(self, x: torch.Tensor) -> torch.Tensor:
+        """Variances of the errors of measurements: the noise that was learned, and the mean of known ones."""
+        known = self.filling.source.noise
+        return self.chosen.noise_at(x) + (0.0 if known is None else float(np.mean(known[self.filling.observed])))
+
+    def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:
+        """The factor by which the held-out check calibrates standard deviations at positions (Q, d) of the grid."""
+        return _at_labels(None if self.check is None else self.filling.calibration(self.check), positions)
+
+
+def _at_labels(factors: np.ndarray | float | None, positions: np.ndarray) -> np.ndarray | float:
+    """Factors at some positions, from an array of size one along all axes but those of labels; 1 for None.
+
+    Positions along other axes are not used.
+    """
+    if not isinstance(factors, np.ndarray):
+        return 1.0 if factors is None else factors
+    return factors[tuple(positions.T % np.array(factors.shape)[:, None])]

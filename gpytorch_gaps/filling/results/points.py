@@ -1,0 +1,137 @@
+"""Predictions of a filled array at points between and beyond its cells.
+
+Points are given in the user's own coordinates: dates, degrees, labels. :meth:`Axis.encode` turns them into the columns
+that the model receives.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.axes.axis import Axis
+from gpytorch_gaps.filling.results.fitted import Fitted
+from gpytorch_gaps.filling.axes.index_grid import is_a
+
+
+class Estimate(NamedTuple):
+    """Means and standard deviations, such as those of a forecast; ``mean, std = estimate`` takes them apart.
+
+    >>> import gpytorch_gaps as gaps
+    >>> mean, std = gaps.Estimate([1.0], [0.5])
+    >>> mean
+    [1.0]
+    """
+
+    mean: Any
+    """Posterior means."""
+    std: Any
+    """Standard deviations of the errors of the means."""
+
+
+def of_variables(found: Mapping[Any, Estimate]) -> Estimate:
+    """The estimates of several variables as one: of Datasets, or of dictionaries by variable."""
+    means, stds = ({name: getattr(one, part) for name, one in found.items()} for part in ("mean", "std"))
+    if all(is_a(one, "xarray", "DataArray") for one in means.values()):
+        import xarray
+
+        return Estimate(xarray.Dataset(means), xarray.Dataset(stds))
+    return Estimate(means, stds)
+
+
+def predict_at(fitted: Fitted, points: Any, noise: bool) -> Estimate:
+    """Mean and standard deviation at points, as :meth:`gpytorch_gaps.Filled.at` says."""
+    columns = _columns(points, fitted.axes)
+    for number, axis in enumerate(fitted.axes):
+        if axis.kind == "group" and np.ndim(columns[number]) == 1:
+            columns[number] = _places(axis, columns[number], index_of(fitted.adapter, number))
+    encoded = [axis.encode(one) for axis, one in zip(fitted.axes, columns, strict=True)]
+    given = fitted.adapter.given
+    mean, std = fitted.at(encoded, noise)
+    if is_a(points, "pandas", "DataFrame"):
+        import pandas
+
+        name = given.name if is_a(given, "pandas", "Series") else None
+        return Estimate(pandas.Series(mean, points.index, name=name), pandas.Series(std, points.index, name=name))
+    if isinstance(given, torch.Tensor):
+        return Estimate(torch.from_numpy(mean).to(given.device), torch.from_numpy(std).to(given.device))
+    return Estimate(mean, std)
+
+
+def _columns(points: Any, axes: Sequence[Axis]) -> list[Any]:
+    """The coordinates of points along each axis, all of them equally many."""
+    names = [axis.name for axis in axes]
+    if isinstance(points, Mapping) or is_a(points, "pandas", "DataFrame"):
+        keys = [axis_number("points", key, names) for key in points]
+        missing = [name for at, name in enumerate(names) if at not in keys]
+        if missing or len(keys) > len(names):
+            raise ValueError(f"points: got {list(points)}, expected coordinates along each of {names}")
+        listed = dict(zip(keys, (points[key] for key in points), strict=True))
+        columns = [listed[at] for at in range(len(axes))]
+    elif len(axes) == 1:
+        columns = [points]
+    else:
+        array = np.asarray(points.detach().cpu() if isinstance(points, torch.Tensor) else points)
+        if array.ndim != 2 or array.shape[1] != len(axes) or array.dtype.kind not in "iuf":
+            raise ValueError(
+                f"points: got {array.dtype} of shape {array.shape}, expected numbers of shape (Q, {len(axes)}), or a "
+                f"mapping or DataFrame with coordinates along each of {names}"
+            )
+        columns = list(array.T)
+    columns = [_at_least_1d(one, axis) for one, axis in zip(columns, axes, strict=True)]
+    count = max(map(len, columns))
+    if any(len(one) not in (1, count) for one in columns):
+        sizes = ", ".join(f"{len(one)} of {name}" for one, name in zip(columns, names, strict=True))
+        raise ValueError(f"points: got coordinates {sizes}, expected equally many along each axis, or one")
+    return [one if len(one) == count else one[[0] * count] for one in columns]
+
+
+def _at_least_1d(given: Any, axis: Axis) -> Any:
+    """The coordinates of one axis; a single one becomes an array of it."""
+    if hasattr(given, "dims"):  # of xarray
+        given = given.values
+    if axis.kind == "group" and np.asarray(given).dtype.kind in "iuf":
+        return np.atleast_2d(np.asarray(given))
+    if isinstance(given, str) or np.ndim(given) == 0:
+        array = np.empty(1, dtype=object)
+        array[0] = given
+        return np.array([given]) if np.array(given).dtype.kind in "iufbUmM" else array
+    return given if hasattr(given, "dtype") else np.array(given)
+
+
+def _places(axis: Axis, names: Any, index: Any) -> np.ndarray:
+    """The coordinates of places that are given by their names in the index of an axis, such as those of stations."""
+    found = index.get_indexer(names) if hasattr(index, "get_indexer") else np.full(len(names), -1)
+    if (found < 0).any() or axis.coordinates is None:
+        name = str(names[int((found < 0).argmax())])
+        raise ValueError(f"{axis.name}: got {name!r}, expected names of its points, or their coordinates (Q, d)")
+    return axis.coordinates[found]
+
+
+def axis_number(argument: str, key: Any, names: Sequence[str]) -> int:
+    """The number of an axis by its name or number."""
+    if isinstance(key, int) and not isinstance(key, bool) and -len(names) <= key < len(names):
+        return key % len(names)
+    if str(key) not in names:
+        raise ValueError(f"{argument}: got the axis {key!r}, expected one of {list(names)}, or its number")
+    return [str(name) for name in names].index(str(key))
+
+
+def index_of(adapter: ArrayAdapter, number: int) -> Any:
+    """The coordinates of an axis as its library keeps them, with a frequency and a time zone; None if it has none."""
+    given, known = adapter.given, adapter.axes[number].coordinates
+    if known is None:
+        return None
+    own = None
+    if is_a(given, "xarray", "DataArray"):
+        own = given.indexes.get(given.dims[number])
+    elif is_a(given, "pandas", "Series") or is_a(given, "pandas", "DataFrame"):
+        indices = [given.index, given.columns] if hasattr(given, "columns") else [given.index]
+        own = [level for index in indices for level in levels_of(index)][number]
+    return own if own is not None and len(own) == len(known) else known
+
+
+def levels_of(index: Any) -> list[Any]:
+    return list(index.remove_unused_levels().levels) if is_a(index, "pandas", "MultiIndex") else [index]
