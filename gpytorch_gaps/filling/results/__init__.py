@@ -1,0 +1,1 @@
+"""What a filling returns, and what it can still predict."""
