@@ -29,7 +29,7 @@ _FILL_EXAMPLES = """examples:
   gpytorch-gaps fill long.csv -o filled.csv --index date --columns station --value t
 
 Observed values and everything else in the file are written unchanged, bit for bit, but for a line of history.
-Arrays of more than four million cells are filled piece by piece, without standard deviations.
+Arrays of more than four million cells are filled piece by piece, with standard deviations from draws.
 """
 
 _REPORT_EXAMPLES = """example:
