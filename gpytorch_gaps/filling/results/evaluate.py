@@ -8,15 +8,15 @@ import numpy as np
 from scipy import ndimage
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.filling.learning.choose import ChosenModel
-from gpytorch_gaps.filling.results.evaluation import FAR, Evaluation
-from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.filling.arrays.grid_values import Part, choose_part
 from gpytorch_gaps.filling.checking.holdout import Withheld
+from gpytorch_gaps.filling.learning.choose import ChosenModel
+from gpytorch_gaps.filling.learning.predict import seeded
 from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.process.joint import JointFilling
 from gpytorch_gaps.filling.process.pipeline import Stopwatch
-from gpytorch_gaps.filling.learning.predict import seeded
+from gpytorch_gaps.filling.results.evaluation import FAR, Evaluation
+from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.utils.checks import check_integer
 from gpytorch_gaps.utils.progress import with_bar
 

@@ -10,10 +10,10 @@ from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.checking.calibration import Check
 from gpytorch_gaps.filling.learning.choose import ChosenModel
-from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
-from gpytorch_gaps.filling.process.joint import JointFilling
 from gpytorch_gaps.filling.learning.model import FillModel
 from gpytorch_gaps.filling.learning.predict import Prediction, seeded, widening
+from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
+from gpytorch_gaps.filling.process.joint import JointFilling
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ import torch
 
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.axes.continuation import continued
-from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.filling.axes.index_grid import IndexGrid, is_a
+from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.filling.results.points import Estimate, axis_number, index_of, levels_of
 from gpytorch_gaps.utils.checks import check_integer
 

@@ -12,8 +12,8 @@ import torch
 
 from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes.axis import Axis
-from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.filling.axes.index_grid import is_a
+from gpytorch_gaps.filling.results.fitted import Fitted
 
 
 class Estimate(NamedTuple):
