@@ -40,14 +40,13 @@ _ROUNDS = 3  # wild values may hide others beside them
 def find_wild(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
     """Flags of the wild values.
 
-        :param numbers: values on the grid, NaN at gaps.
+    :param numbers: values on the grid, NaN at gaps.
 
-        >>> from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
-    from gpytorch_gaps.filling.axes.axis import Axis
-        >>> values = np.sin(np.arange(60.0) / 5)
-        >>> values[17] = 40.0
-        >>> np.flatnonzero(find_wild(values, [Axis("x", "number", np.arange(60.0)[:, None])]))
-        array([17])
+    >>> from gpytorch_gaps.filling.axes.axis import Axis
+    >>> values = np.sin(np.arange(60.0) / 5)
+    >>> values[17] = 40.0
+    >>> np.flatnonzero(find_wild(values, [Axis("x", "number", np.arange(60.0)[:, None])]))
+    array([17])
     """
     wild, left = np.zeros(numbers.shape, dtype=bool), numbers
     for _ in range(_ROUNDS):
