@@ -115,6 +115,20 @@ def train(loss: Callable[[], Tensor], parameters: Any, steps: int, lr: float) ->
     return len(losses), min(losses)
 
 
+def train_and_predict(
+    model: Any, mll: Any, data: tuple[Tensor, Tensor], points: Tensor, stages: Stages, steps: int, lr: float
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Latent mean and variance at some points, and what the training did."""
+    x, y = data
+    with stages.stage("training"):
+        model.train()
+        taken, loss = train(lambda: -mll(model(x), y), model.parameters(), steps, lr)
+    with stages.stage("prediction"), torch.no_grad():
+        posterior = model.eval()(points)
+        mean, variance = posterior.mean, posterior.variance
+    return mean, variance, {"steps": taken, "loss": loss}
+
+
 def laplace(name: str, values: Tensor, stages: Stages, steps: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Latent mean and variance of all cells, and what was learned."""
     points = torch.linspace(0, 1, len(values), dtype=torch.float64)
@@ -122,13 +136,8 @@ def laplace(name: str, values: Tensor, stages: Stages, steps: int) -> tuple[Tens
     model = Laplace(x, y, LIKELIHOODS[name](), grid).double()
     start_from(model.covar_module)
     mll = gaps.LaplaceMarginalLogLikelihood(model.likelihood, model)
-    with stages.stage("training"):
-        model.train()
-        taken, loss = train(lambda: -mll(model(x), y), model.parameters(), steps, lr=0.1)
-    with stages.stage("prediction"), torch.no_grad():
-        posterior = model.eval()(grid.points())
-        mean, variance = posterior.mean, posterior.variance
-    return mean, variance, {"steps": taken, "loss": loss, "newton": model.mode.steps}
+    mean, variance, facts = train_and_predict(model, mll, (x, y), grid.points(), stages, steps, lr=0.1)
+    return mean, variance, {**facts, "newton": model.mode.steps}
 
 
 def variational(
@@ -141,13 +150,7 @@ def variational(
     start_from(model.covar_module)
     likelihood = LIKELIHOODS[name]()
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-    with stages.stage("training"):
-        model.train()
-        taken, loss = train(lambda: -mll(model(x), y), model.parameters(), steps, lr=0.05)
-    with stages.stage("prediction"), torch.no_grad():
-        posterior = model.eval()(grid.points())
-        mean, variance = posterior.mean, posterior.variance
-    return mean, variance, {"steps": taken, "loss": loss}
+    return train_and_predict(model, mll, (x, y), grid.points(), stages, steps, lr=0.05)
 
 
 def start_from(kernel: ScaleKernel) -> None:

@@ -23,7 +23,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.laplace.densities import curvature, derivatives
+from gpytorch_gaps.laplace.densities import curvature, derivatives, is_curvature
 from gpytorch_gaps.laplace.mode import LaplaceMode, covariances, noisy_covariance, pseudo_noise
 from gpytorch_gaps.laplace.model import LaplaceGP
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
@@ -37,7 +37,7 @@ class LaplaceMarginalLogLikelihood(ExactMarginalLogLikelihood):
     """Laplace's approximation of the log marginal likelihood of a :class:`LaplaceGP`, per observation.
 
     It is used like ``gpytorch.mlls.ExactMarginalLogLikelihood``: ``loss = -mll(model(x), y)``. Its gradient includes
-    how the mode moves with the hyperparameters. The mode is found anew in every call, from that of the last call.
+    how the mode moves with the hyperparameters. Every call searches for the mode again, from that of the last call.
 
     :param likelihood: the model's likelihood.
     :param model: the model.
@@ -86,7 +86,8 @@ def log_marginal(prior: MultivariateNormal, likelihood: Likelihood, y: Tensor, m
     noisy = noisy_covariance(kernel, noise)
     _, logdet = noisy.inv_quad_logdet(logdet=True)
     half = 0.5 * (noise.log().sum() - logdet.double())
-    moved = _moved(noisy, kernel.detach(), half, latent, curvature(likelihood, latent, y), mode)
+    curved = information.detach() if is_curvature(likelihood) else curvature(likelihood, latent, y)
+    moved = _moved(noisy, kernel.detach(), half, latent, curved, mode)
     image = kernel @ (0.5 * mode.weights + moved).to(kernel.dtype).unsqueeze(-1)
     by_prior = (image.squeeze(-1).double() * mode.weights).sum()
     by_mean = (prior.mean.double() * (mode.weights + moved)).sum()

@@ -63,8 +63,9 @@ def about_wild(adapter: ArrayAdapter, wild: np.ndarray) -> list[str]:
     cells = np.argwhere(wild)
     if not len(cells):
         return []
-    values = adapter.numbers()[wild]
-    median, _ = _middle(np.where(wild, np.nan, adapter.numbers()), adapter.axes)
+    numbers = adapter.numbers()
+    values = numbers[wild]
+    median, _ = _middle(np.where(wild, np.nan, numbers), adapter.axes)
     order = np.argsort(-np.abs(values - np.broadcast_to(median, wild.shape)[wild]), kind="stable")[:_NAMED]
     named = [f"{values[row]:.6g} at {_place(adapter.axes, cells[row])}" for row in order]
     others = "" if len(cells) <= _NAMED else f", and {len(cells) - _NAMED:,} more"
