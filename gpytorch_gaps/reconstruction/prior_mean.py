@@ -76,7 +76,7 @@ def describe_mean(mean: PriorMean) -> str:
 
 
 def name_of_mean(mean: PriorMean, grid: CartesianGrid) -> str:
-    """A name by which files of one mean are told from those of another: of a number, or of some slices."""
+    """A name that distinguishes the files of one mean from those of another: of a number, or of some slices."""
     if isinstance(mean, float):
         return repr(mean)
     size = grid.shape[0]

@@ -106,8 +106,8 @@ def test_limits_of_packed_numbers_are_packed():
 @pytest.mark.parametrize("mark", [-9999.0, 1e20, -32768.0, 9.969209968386869e36, 65535.0, -123456.0])
 def test_a_number_that_stands_out_is_named(mark):
     values = np.where(QC > 0, mark, FIELD)
-    told = "stands out: 4 cells hold it.*gap_value="
-    with pytest.raises(ValueError, match=told) if mark > 1e18 else pytest.warns(UserWarning, match=told):
+    message = "stands out: 4 cells hold it.*gap_value="
+    with pytest.raises(ValueError, match=message) if mark > 1e18 else pytest.warns(UserWarning, match=message):
         fill(values)
     assert find_sentinels(values) == [(mark, 4)]
     assert find_sentinels(values.astype(np.float32).astype(np.float64))[0][1] == 4

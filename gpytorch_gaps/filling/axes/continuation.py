@@ -7,7 +7,7 @@ import numpy as np
 from gpytorch_gaps.filling.axes.index_grid import is_a
 
 _SAME_STEP = 1e-3  # relative difference of steps that may be rounding
-_MIN_INFERRED = 3  # times from which a frequency can be told
+_MIN_INFERRED = 3  # times from which a frequency can be inferred
 
 
 def continued(name: str, index: Any, size: int, steps: int) -> Any:
