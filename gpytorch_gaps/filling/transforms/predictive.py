@@ -1,0 +1,132 @@
+"""Predictions in the units of the data: of ``y = g^-1(z)``, where z is normal.
+
+Quantiles are those of z, put through the inverse of g; the median is that of the mean of z. Means and standard
+deviations are integrals over z, by the Gauss-Hermite rule. Scores are those of this distribution, not of a normal one:
+
+    CRPS = 2 int_0^1 (1{y <= q(p)} - p) (q(p) - y) dp,    NLPD = -log(phi((g(y) - m) / s) g'(y) / s)
+
+An observation at an end of the domain has the density of a probability instead.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from gpytorch_gaps.filling.transforms.transform import Transform
+from gpytorch_gaps.posterior.scoring import Score
+
+_NODES = 40  # of the Gauss-Hermite rule
+_SCORE_NODES, _SCORE_REACH = 321, 8.0  # of the trapezoidal rule for the CRPS, in standard deviations
+_CHUNK = 50_000  # cells whose nodes are in memory at once
+
+
+@dataclass(frozen=True, eq=False)
+class Predictive:
+    """Distributions of single values: z has these means and standard deviations, arrays of one shape."""
+
+    transform: Transform
+    latent_mean: np.ndarray
+    latent_std: np.ndarray
+
+    def at(self, rows: Any) -> "Predictive":
+        """Some of the distributions."""
+        return Predictive(self.transform, self.latent_mean[rows], self.latent_std[rows])
+
+    @cached_property
+    def median(self) -> np.ndarray:
+        return self.transform.inverse(self.latent_mean)
+
+    def quantile(self, level: float) -> np.ndarray:
+        return self.transform.inverse(self.latent_mean + float(ndtri(level)) * self.latent_std)
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self._moments[0]
+
+    @property
+    def std(self) -> np.ndarray:
+        return self._moments[1]
+
+    @property
+    def mean_square(self) -> np.ndarray:
+        """Mean square errors of the median."""
+        return np.asarray(self.std**2 + (self.mean - self.median) ** 2)
+
+    @cached_property
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means and standard deviations."""
+        nodes, weights = hermegauss(_NODES)
+        weights = weights / weights.sum()
+        means, squares = [], []
+        for rows, values in self._at_nodes(nodes):
+            centre = self.median.ravel()[rows, None]
+            off = values - centre  # from the median, against cancellation
+            shift = off @ weights
+            means.append(centre[:, 0] + shift)
+            squares.append(np.maximum((off**2) @ weights - shift**2, 0.0))
+        shape = self.latent_mean.shape
+        return _joined(means, shape), np.sqrt(_joined(squares, shape))
+
+    def _at_nodes(self, nodes: np.ndarray) -> Any:
+        """Values at some numbers of standard deviations, chunk by chunk. shape: (rows, len(nodes))"""
+        mean, std = self.latent_mean.ravel(), self.latent_std.ravel()
+        for start in range(0, len(mean), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            yield rows, self.transform.inverse(mean[rows, None] + std[rows, None] * nodes)
+
+    def score(self, truth: np.ndarray, level: float = 0.95) -> Score:
+        """Scores of observations (Q,): of the median, of the distribution and of its central interval."""
+        error = truth - self.median
+        low, high = self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        missed = np.maximum(np.maximum(low - truth, truth - high), 0.0)
+        return Score(
+            rmse=float(np.sqrt(np.mean(error**2))),
+            mae=float(np.mean(np.abs(error))),
+            crps=float(np.mean(self.crps(truth))),
+            nlpd=float(-np.mean(self.log_density(truth))),
+            interval=float(np.mean(high - low + 2 / (1 - level) * missed)),
+            coverage=self.coverage(truth, level),
+            count=truth.size,
+            level=level,
+        )
+
+    def coverage(self, truth: np.ndarray, level: float) -> float:
+        """The share of observations in the central intervals, ends included."""
+        low, high = self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        slack = 1e-12 * (np.abs(low) + np.abs(high))  # of rounding, at the ends of the domain
+        return float(np.mean((truth >= low - slack) & (truth <= high + slack)))
+
+    def crps(self, truth: np.ndarray) -> np.ndarray:
+        """The continuous ranked probability score of each observation (Q,)."""
+        nodes = np.linspace(-_SCORE_REACH, _SCORE_REACH, _SCORE_NODES)
+        weights = np.exp(-0.5 * nodes**2)
+        weights, below = weights / weights.sum(), ndtr(nodes)
+        found = []
+        for rows, values in self._at_nodes(nodes):
+            own = truth[rows, None]
+            found.append(2 * (((own <= values) - below) * (values - own)) @ weights)
+        return np.concatenate(found)
+
+    def log_density(self, truth: np.ndarray) -> np.ndarray:
+        """Logarithms of the density at observations (Q,), or of the probability at the ends of the domain."""
+        found = np.empty(len(truth))
+        at_ends = self.transform.at_ends(truth)
+        for side, end, flags in zip((1.0, -1.0), self.transform.ends, at_ends, strict=True):
+            if flags.any():
+                found[flags] = log_ndtr(side * (end - self.latent_mean[flags]) / self.latent_std[flags])
+        inner = ~(at_ends[0] | at_ends[1])
+        values, std = truth[inner], self.latent_std[inner]
+        z = (self.transform.forward(values) - self.latent_mean[inner]) / std
+        with np.errstate(divide="ignore"):
+            slope = np.log(self.transform.slope(values))
+        found[inner] = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - np.log(std) + slope
+        return found
+
+
+def _joined(parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    return np.concatenate(parts).reshape(shape) if parts else np.zeros(shape)
