@@ -26,6 +26,7 @@ from gpytorch_gaps.utils.progress import with_bar
 
 _BLOCK_NUMBERS = 2**20  # cells whose noise is drawn at a time
 _BITS = 16  # draws whose signs share a random number
+_TOLERANCE = 1e-2  # in posterior standard deviations: far below the spread of draws
 _NORMALS, _SIGNS = 0, 1  # streams of random numbers
 
 
@@ -62,7 +63,7 @@ def draw_weights(
         for draw in range(count):
             normals = _normals(space, draw, seed)
             rhs = space.shift.sqrt() * normals - projections[draw]  # over s
-            solver = solver.for_draw(size * rhs)
+            solver = solver.for_rhs(size * rhs, max(solver.tolerance, _TOLERANCE))
             found = solver.solve(known[draw] if draw < len(known) else None)
             keep(draw, found.weights)
             step = found.weights / size

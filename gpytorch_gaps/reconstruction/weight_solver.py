@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.reconstruction.weight_space import WeightSpace
+from gpytorch_gaps.reconstruction.weight_space import LeadingBlock, WeightSpace
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.krylov import ITERATIONS_BETWEEN_READS, ConjugateGradients, on_device
 from gpytorch_gaps.solvers.planning.rates import rates_of
@@ -27,7 +27,6 @@ _FLOAT32_SPEED = 2.0  # of a sweep, relative to float64, in which a block is set
 _CALLS_PER_ITERATION = 60.0  # of torch
 _NUMBERS_MOVED_PER_CELL = 5.0  # by a sweep, in cache
 _LONG_SWEEP_FLOPS = 1e10  # beside which waiting for a device costs nothing
-_DRAW_TOLERANCE = 1e-2  # of draws, in posterior standard deviations: far below their own spread
 _SAFE_SCALE = 1e20  # right-hand sides within 1e-20 .. 1e20 are safe in float32
 
 Watch = Callable[[Callable[[], Tensor], int], None]
@@ -38,7 +37,8 @@ class WeightSolution:
     """Weights, and how good they are."""
 
     weights: Tensor
-    residual: float  # relative, of the weights' own system
+    left: Tensor  # of the right-hand side, in float64
+    residual: float  # its norm, relative to that of the right-hand side
     error_in_std: float  # certified bound on the error of the mean
     iterations: int
     passes: int
@@ -74,7 +74,8 @@ class WeightSolver(Formulation):
         largest = space.weights.largest(rhs)
         self._scale = 1.0 if largest == 0.0 or 1.0 / _SAFE_SCALE < largest < _SAFE_SCALE else largest
         self.space, self.tolerance, self.max_iterations, self.memory = space, tolerance, max_iterations, memory
-        self.watch, self.rank = watch, 0
+        self.watch = watch
+        self.block: LeadingBlock | None = None
         system: Any = space  # of which the refinement needs the norms only
         goal = Goal(system, tolerance, unit=rhs.new_tensor([1.0 / self._scale]))
         super().__init__(system, rhs.reshape(-1, 1) / self._scale, goal)
@@ -85,11 +86,11 @@ class WeightSolver(Formulation):
         self._candidate = self._accepted = torch.zeros_like(self.rhs)
         self._least_error, self._at_zero = math.inf, False
 
-    def for_draw(self, rhs: Tensor) -> "WeightSolver":
+    def for_rhs(self, rhs: Tensor, tolerance: float) -> "WeightSolver":
         """The same system for another right-hand side, with what was set up to precondition this one."""
-        tolerance = max(self.tolerance, _DRAW_TOLERANCE)
         other = WeightSolver(self.space, rhs, tolerance, self.max_iterations, self.memory, lambda *_: None)
-        other._precondition, other.rank = self._precondition, self.rank
+        if self.block is not None:
+            other.use_block(self.block)
         return other
 
     @cached_property
@@ -108,6 +109,7 @@ class WeightSolver(Formulation):
         norm = self.space.weights.norm
         return WeightSolution(
             weights=self._box(found.solution),
+            left=self._scale * self._box(found.residual),
             residual=norm(found.residual) / (norm(self.rhs) or 1.0),
             error_in_std=self._least_error,
             iterations=found.iterations,
@@ -202,9 +204,18 @@ class WeightSolver(Formulation):
         return left > budget - used or left * self.space.product_flops > speed * self.space.block_flops(size)
 
     def _set_up_block(self) -> None:
-        self.rank = self.space.block_size(self.memory)
-        self.flops += self.space.block_flops(self.rank)
-        self._precondition = self.space.leading_block(self.rank).precondition
+        rank = self.space.block_size(self.memory)
+        self.flops += self.space.block_flops(rank)
+        self.use_block(self.space.leading_block(rank))
+
+    def use_block(self, block: LeadingBlock) -> None:
+        """Precondition by this block from now on."""
+        self.block, self._precondition = block, block.precondition
+
+    @property
+    def rank(self) -> int:
+        """The number of functions in the dense block."""
+        return 0 if self.block is None else self.block.positions.size(-1)
 
     # -- what to expect ------------------------------------------------------------------------------------------------
 

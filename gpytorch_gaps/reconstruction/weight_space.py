@@ -141,12 +141,14 @@ class LeadingBlock:
     """A preconditioner: the inverse of the dense block on the p leading functions, and of the diagonal elsewhere.
 
     The block is scaled by the diagonal and factorised in float64. Cost: a structured Gram matrix and p^3 / 3 FLOPs,
-    then p^2 per application.
+    then p^2 per application. `positions` are the leading functions, shape (d, p), and `index` says where in the box of
+    weights those are that this process holds.
     """
 
     def __init__(self, space: WeightSpace, positions: Tensor, gram: Tensor) -> None:
         self._inverse, self._complete = space.inverse, space.weights.complete
-        self._which, self._index = space.weights.held(positions)
+        self._which, self.index = space.weights.held(positions)
+        self.positions = positions
         shift = space.noise / product_at(space.basis.values, positions)
         self._scale = (shift + space.share).rsqrt()
         gram.mul_(self._scale).mul_(self._scale.unsqueeze(-1))
@@ -156,8 +158,13 @@ class LeadingBlock:
     def precondition(self, residual: Tensor) -> Tensor:
         result = (self._inverse * residual).flatten()
         inside = torch.zeros_like(self._scale)
-        inside[self._which] = residual.flatten()[self._index]
+        inside[self._which] = residual.flatten()[self.index]
         inside = self._complete(inside).mul_(self._scale).unsqueeze(-1)
         inside = self._scale * torch.cholesky_solve(inside, self._cholesky).squeeze(-1)
-        result[self._index] = inside[self._which]
+        result[self.index] = inside[self._which]
         return result.view(residual.shape)
+
+    @property
+    def root(self) -> Tensor:
+        """F with ``F F'`` the dense block. shape: (p, p)"""
+        return self._cholesky / self._scale.unsqueeze(-1)
