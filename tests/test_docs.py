@@ -145,3 +145,14 @@ def test_doctests_are_shown_as_code_before_the_parameters():
     code = "```pycon\n>>> 1 + 1\n2\n\n>>> 2 + 2\n4\n```"
     assert with_code(docstring) == f"Add, as `plus` does.\n\n{code}\n\n:param a: a number.\n:return: the sum."
     assert with_code("Nothing to run.\n\n:param a: a number.") == "Nothing to run.\n\n:param a: a number."
+
+
+def test_the_page_of_the_command_line_has_every_option():
+    from docs.command_line import commands, on_page_markdown
+
+    page = on_page_markdown((ROOT / "docs" / "command_line.md").read_text())
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, flags=re.DOTALL | re.MULTILINE))
+    assert list(sections) == list(commands())
+    for name, parser in commands().items():
+        options = {option for action in parser._actions for option in action.option_strings}
+        assert {option for option in options if re.search(rf"{option}\b", sections[name])} == options
