@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 import torch
 
@@ -10,6 +11,9 @@ from gpytorch_gaps.solvers.planning import rates
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # however busy it is
+hypothesis.settings.load_profile("any machine")
 
 # Plans compare what methods cost at the rates of the machine. Measured beside other processes these differ from run to
 # run, so the tests plan for one core of an idle machine: FLOPs and bytes a second, seconds of a call.

@@ -162,8 +162,8 @@ def check_gap_side(case):
         assert float((symmetric(got) - symmetric(want)).norm()) <= slack * (1 + float(want.norm()) + 1 / level)
 
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-long = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
+long = settings(max_examples=2000, suppress_health_check=list(HealthCheck))
 
 
 @quick

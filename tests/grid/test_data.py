@@ -18,7 +18,7 @@ from gpytorch_gaps.grid.data import from_array, from_points, from_xarray
 
 DTYPES = [torch.float32, torch.float64]
 NAN = float("nan")
-examples = settings(max_examples=60, deadline=None)  # the first call of a torch function is slow
+examples = settings(max_examples=60)  # the first call of a torch function is slow
 
 
 @st.composite

@@ -103,7 +103,7 @@ def test_is_the_product_of_its_axes(first, second, batch_shape):
         assert torch.allclose(kernel(x1, x2, diag=True), expected.diagonal(dim1=-1, dim2=-2), **EXACT)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_it_is_the_product_of_its_axes_at_any_rows(data):
     """Rows drawn with repeats from cells, from another grid and from anywhere."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpytorch_gaps.linalg.axis_correlations import axis_entries, correlations, relative_change
 from tests import _dense as dense
 
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 numbers = st.floats(-10.0, 10.0, width=32)
 lag_vectors = st.lists(numbers, min_size=1, max_size=12).map(lambda values: torch.tensor(values, dtype=torch.float64))
 

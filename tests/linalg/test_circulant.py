@@ -125,7 +125,7 @@ def test_gradients_after_a_product_without_them():
 
 
 @given(st.data())
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 def test_products_are_those_of_the_dense_matrix(data):
     torus = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3), label="torus"))
 

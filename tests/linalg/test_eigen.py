@@ -15,7 +15,7 @@ from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.linalg.selection import ravel
 from gpytorch_gaps.preconditioners import EigenPreconditioner, ShiftedEigenPreconditioner
 
-examples = settings(max_examples=150, deadline=None)
+examples = settings(max_examples=150)
 EPS = torch.finfo(torch.float64).eps
 
 

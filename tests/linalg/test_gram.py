@@ -12,7 +12,7 @@ from gpytorch_gaps.linalg import gram
 from gpytorch_gaps.linalg.selection import ravel
 from tests._covering import covering
 
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 CONTRACTIONS = [gram.masked_gram, gram._gram_by_axis, gram._gram_by_columns]
 SHAPES = [(9,), (4, 5), (3, 4, 2), (2, 3, 2, 3)]
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -162,7 +162,7 @@ def problems(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems())
 def test_the_transpose_is_the_adjoint(problem):
     """``u' (R v) = (R' u)' v``, and both are linear in every factor."""
@@ -175,7 +175,7 @@ def test_the_transpose_is_the_adjoint(problem):
     assert torch.equal(khatri_rao_t_matmul(doubled, weights), 2.0 * transposed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(), st.randoms(use_true_random=False))
 def test_order_of_the_points_does_not_matter(problem, random):
     factors, values, weights = problem

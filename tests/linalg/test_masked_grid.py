@@ -15,7 +15,7 @@ from gpytorch_gaps.linalg.masked_grid import MaskedGrid, project_flops, run_in_t
 from tests import _dense as dense
 from tests._covering import covering
 
-examples = settings(max_examples=80, deadline=None)
+examples = settings(max_examples=80)
 SIZES = {  # shape and ranks
     "1 axis": ((30,), (4,)),
     "long first": ((20, 6), (5, 3)),

@@ -14,7 +14,7 @@ from gpytorch_gaps.linalg.ordering import coarse_to_fine, farthest_first, genera
 from gpytorch_gaps.linalg.selection import unravel
 from tests import _dense as dense
 
-examples = settings(max_examples=40, deadline=None)
+examples = settings(max_examples=40)
 AXES = {
     "rough": lambda n: dense.matern32(n, 0.2),
     "smooth": dense.se,

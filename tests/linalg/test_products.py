@@ -13,7 +13,7 @@ from gpytorch_gaps.linalg import products
 from gpytorch_gaps.linalg.products import kron_diagonal, kron_matmul, kron_matmul_flops
 from tests._covering import covering
 
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 SQUARE = [[(5, 5)], [(4, 4), (3, 3)], [(3, 3), (4, 4), (2, 2)], [(2, 2), (3, 3), (1, 1), (4, 4)]]
 RECTANGULAR = [

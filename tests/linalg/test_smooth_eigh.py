@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpytorch_gaps.linalg.smooth_eigh import eigh_of_smooth, lowrank_eigh
 
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 EPS = torch.finfo(torch.float64).eps
 
 

@@ -9,7 +9,7 @@ from gpytorch_gaps.linalg.sparse_columns import SparseColumns
 from tests import _dense as dense
 from tests._devices import CPU, STAND_IN, devices
 
-examples = settings(max_examples=40, deadline=None)
+examples = settings(max_examples=40)
 APPLY = {
     "matmul": lambda matrix, x: matrix @ x,
     "mT_matmul": lambda matrix, x: matrix.mT @ x,

@@ -13,7 +13,7 @@ from gpytorch_gaps.linalg.truncated import truncated_eigh
 from tests import _dense as dense
 from tests._covering import covering
 
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 EPS = torch.finfo(torch.float64).eps
 
 

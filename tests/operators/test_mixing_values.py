@@ -402,7 +402,7 @@ def random_mixtures(draw):
     return Mixture(index, krons, noise, roots, others)
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(random_mixtures(), st.sampled_from(METHODS))
 def test_a_solve_undoes_a_product(problem, method):
     operator, x = problem.operator(), dense.randn(len(problem.index), 2)
@@ -417,7 +417,7 @@ def test_a_solve_undoes_a_product(problem, method):
         assert dense.relative(operator.solve(operator @ x), x) < 1e-6
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(random_mixtures(), st.sampled_from([None, 1, 3, 100]))
 def test_a_preconditioner_is_what_it_says(problem, rank):
     """``P^-1 P = I``, the log-determinant is P's, and P has the trace of the matrix it stands for."""

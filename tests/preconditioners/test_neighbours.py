@@ -15,7 +15,7 @@ from tests import _dense as dense
 from tests._covering import covering
 from tests._devices import devices
 
-examples = settings(max_examples=30, deadline=None)
+examples = settings(max_examples=30)
 INDICES = {
     "all cells": torch.arange(30),
     "scattered": dense.observed("random", (6, 5)),

@@ -259,7 +259,7 @@ def test_slabs_of_different_kinds():
     assert dense.relative(got, by_hand(whole)) < 1e-6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(1, 200), st.booleans())
 def test_any_cut_gives_the_same(cuts, numbers, as_iterable):
     parts = np.split(field(), sorted(cuts))

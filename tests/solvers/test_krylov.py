@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpytorch_gaps.solvers.krylov import conjugate_gradients
 
-examples = settings(max_examples=40, deadline=None)
+examples = settings(max_examples=40)
 
 
 def with_spectrum(eigenvalues, seed=0):
