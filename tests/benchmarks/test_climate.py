@@ -92,6 +92,7 @@ def test_a_place_without_data_is_not_at_odds_with_the_others(small):
     assert (covariance[:2, 2:] > 0).all()
 
 
+@pytest.mark.benchmark
 def test_it_beats_the_references_and_knows_how_well(small):
     cells = withheld(small)
     trained = train(small, np.where(cells, np.nan, small.values), progress=False, steps=(4, 2))

@@ -1,6 +1,6 @@
-"""Run by torchrun: a reconstruction or a fit that one rank leaves, by its own hand, the first time.
+"""Run by torchrun: a reconstruction that one rank leaves, by its own hand, the first time.
 
-torchrun --nproc-per-node 2 tests/distributed/_script.py FOLDER reconstruct|fit killed|hangs|no
+torchrun --nproc-per-node 2 tests/distributed/_script.py FOLDER killed|hangs|no
 """
 
 import json
@@ -22,7 +22,6 @@ from tests.distributed import _work as work
 
 SHAPE = (16, 12)
 OPTIONS = {"gaps_as": "block", "memory": 1.0}
-STEPS = 6
 
 
 def leave(how, folder):
@@ -36,39 +35,24 @@ def leave(how, folder):
     signal.pause()
 
 
-def main(folder, what, how):
+def main(folder, how):
     torch.set_num_threads(1)
     weight_checkpoint._SECONDS_BETWEEN_SAVES = 0.0
     with gaps.distributed.process_group(timeout=JOIN_SECONDS) as group:
         if how == "hangs":
             limit_answers(group, 4.0)
         ranks = Communicator(group)
-        if what == "fit":
-            if ranks.rank == ranks.size - 1:
-                taken, step = [], torch.optim.Adam.step
+        watch = weight_checkpoint.WeightCheckpoint.watch
 
-                def watched(self, *args, **kwargs):
-                    taken.append(0)
-                    if len(taken) == 4:
-                        leave(how, folder)
-                    return step(self, *args, **kwargs)
+        def watched(self, weights, iterations):
+            watch(self, weights, iterations)
+            if ranks.rank == ranks.size - 1 and iterations == 20:
+                leave(how, folder)
 
-                torch.optim.Adam.step = watched
-            found = work.train(group, "one product", steps=STEPS, checkpoint=str(folder / "fit.pt"), checkpoint_every=1)
-            result = {"loss": found["loss"]}
-        else:
-            watch = weight_checkpoint.WeightCheckpoint.watch
-
-            def watched(self, weights, iterations):
-                watch(self, weights, iterations)
-                if ranks.rank == ranks.size - 1 and iterations == 20:
-                    leave(how, folder)
-
-            weight_checkpoint.WeightCheckpoint.watch = watched
-            made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS)
-            result = {"iterations": made.report.iterations}
+        weight_checkpoint.WeightCheckpoint.watch = watched
+        made = work.solve(group, SHAPE, output=str(folder / "mean.npy"), **OPTIONS)
         if ranks.is_main:
-            (folder / "result.json").write_text(json.dumps(result))
+            (folder / "result.json").write_text(json.dumps({"iterations": made.report.iterations}))
 
 
 if __name__ == "__main__":

@@ -112,15 +112,15 @@ def _dense_posterior(pair):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.benchmark)], ids=["small", "large"])
-def test_fifty_adam_steps(case, small):
-    """With about 1,500 observations these take minutes: ``make compare``."""
+def test_steps_of_adam(case, small):
+    """Twenty steps; ``make compare`` takes fifty with about 1,500 observations, which takes minutes."""
     pair = CASES[case](small)
     with gaps.settings.logdet_method("exact"):
         for model in pair.both():
             optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
             # 100: iterations also where a dense factorisation would do
             with DENSE(10_000 if model is pair.dense else 100):
-                for _ in range(50):
+                for _ in range(20 if small else 50):
                     optimizer.zero_grad()
                     loss = -log_likelihood(model)
                     loss.backward()
