@@ -1,8 +1,12 @@
-"""Draws the pictures of these pages: ``python -m docs.figures``."""
+"""Draws the pictures of these pages: ``python -m docs.figures``, or ``python -m docs.figures gallery`` for some."""
 
 import base64
+import contextlib
 import json
 import math
+import re
+import sys
+import tempfile
 from pathlib import Path
 
 import gpytorch
@@ -154,8 +158,21 @@ def quickstart() -> None:
         (HERE / f"{name}.png").write_bytes(base64.b64decode(image))
 
 
+def gallery() -> None:
+    """The pictures of the gallery, each drawn by the code above it on the page."""
+    page = (HERE.parent / "gallery.md").read_text()
+    names: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for code, picture in re.findall(
+            r"^```python\n(.*?)^```$|\((images/gallery_\w+\.png)\)", page, re.DOTALL | re.MULTILINE
+        ):
+            if code:
+                exec(compile(code, "gallery.md", "exec"), names)
+            else:
+                names["figure"].savefig(HERE.parent / picture, dpi=80)
+
+
 if __name__ == "__main__":
-    quickstart()
-    posterior()
-    membrane_video()
-    neighbours()
+    drawings = {one.__name__: one for one in (quickstart, posterior, membrane_video, neighbours, gallery)}
+    for name in sys.argv[1:] or drawings:
+        drawings[name]()
