@@ -101,6 +101,18 @@ class PosteriorCovarianceOperator(LinearOperator):
         with also_record_to(self.config.records):
             return posterior_variance(self.parts)
 
+    @full_float32()
+    def variance_and_draws(self) -> tuple[Tensor, Tensor | None]:
+        """The variances, and the draws that they are estimated from.
+
+        :return: variances, shape (*batch, Q), and draws minus the mean, shape (n, *batch, Q). None in place of draws
+            where variances are exact, and where the draws of some points were made apart from those of others.
+        """
+        made: list[Tensor] = []
+        with also_record_to(self.config.records):
+            variance = posterior_variance(self.parts, made)
+        return variance, made[0].movedim(-1, 0) if len(made) == 1 else None
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
         if not simple or not _equal_indices(row_index, col_index):

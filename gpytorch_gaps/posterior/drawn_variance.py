@@ -45,13 +45,19 @@ def quantile_of_draws(count: int) -> float:
     return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
 
 
-def drawn_variance(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport]:
+def drawn_variance(
+    parts: PosteriorParts, reason: str, made: list[Tensor] | None = None
+) -> tuple[Tensor, VarianceReport]:
     """Estimates from draws, with a warning where draws were not asked for.
 
     :param reason: why the variances are not exact.
+    :param made: where the draws minus the mean are put. shape: (*batch, Q, n)
     """
     local = _regressions(parts)
-    left, of_mean, missed, count = _moments(parts, local, parts.config.variance_samples)
+    kept: list[Tensor] | None = None if made is None else []
+    left, of_mean, missed, count = _moments(parts, local, parts.config.variance_samples, kept)
+    if made is not None and kept:
+        made.append(torch.cat(kept, -1))
     variance, share = _combined(local.left, left, of_mean)
     with torch.no_grad():
         known, rest = variance.detach(), (local.left - variance).detach()
@@ -72,10 +78,13 @@ def _regressions(parts: PosteriorParts) -> Regressions:
     return regressions(parts.train, parts.cross, prior, parts.cells, parts.config.memory)
 
 
-def _moments(parts: PosteriorParts, local: Regressions, count: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _moments(
+    parts: PosteriorParts, local: Regressions, count: int, kept: list[Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws, and of how many: fewer, where these are enough.
 
-    shape: (*batch, Q) twice, (*batch, 1)
+    :param kept: where d is put, of a few draws at a time. shape (*batch, Q, n)
+    :return: shape (*batch, Q) twice, (*batch, 1)
     """
     left, of_mean = torch.zeros_like(local.left), torch.zeros_like(local.left)
     missed, number = torch.zeros_like(local.left[..., :1]), 0
@@ -91,7 +100,10 @@ def _moments(parts: PosteriorParts, local: Regressions, count: int) -> tuple[Ten
             if draws.residual is not None and regressed:
                 explained = explained + local.fitted(draws.residual)
             # squares in small units need float64
-            left = left + (draws.tested.double() - explained).square().sum(-1)
+            deviation = draws.tested.double() - explained
+            if kept is not None:
+                kept.append(deviation)
+            left = left + deviation.square().sum(-1)
             of_mean = of_mean + beyond.square().sum(-1)
             number += draws.tested.size(-1)
             counted = regressed and number >= _FEWEST_DRAWS

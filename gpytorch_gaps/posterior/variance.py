@@ -37,12 +37,15 @@ _MOST_ROUNDING = 0.1  # of a variance: beyond this, solves are used, which keep 
 _LOW_RANK_CHECKS = 20  # exact variances; low-rank ones are within the worst error of these at 95 % of points
 
 
-def posterior_variance(parts: PosteriorParts) -> Tensor:
-    """The variances of a posterior by ``config.variance_method``, reported. shape: (*batch, Q)"""
+def posterior_variance(parts: PosteriorParts, made: list[Tensor] | None = None) -> Tensor:
+    """The variances of a posterior by ``config.variance_method``, reported. shape: (*batch, Q)
+
+    :param made: where draws minus the mean are put if variances come from some, those of every piece of the points.
+    """
     if not parts.num_points:
         return parts.prior_variance()
     started = time.perf_counter()
-    variance, report = _concatenated([_variance(piece) for piece in parts.pieces()])
+    variance, report = _concatenated([_variance(piece, made) for piece in parts.pieces()])
     variance = variance.to(parts.dtype)
     error = report.error.to(parts.dtype) + torch.finfo(parts.dtype).eps * variance.detach().abs()
     report_variance(replace(report, error=error, seconds=time.perf_counter() - started))
@@ -55,7 +58,7 @@ def _concatenated(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tenso
     return torch.cat(variances, -1), replace(reports[0], error=torch.cat([report.error for report in reports], -1))
 
 
-def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
+def _variance(parts: PosteriorParts, made: list[Tensor] | None) -> tuple[Tensor, VarianceReport]:
     """The variances in float64, and a report whose time is not filled in yet."""
     method, reason = parts.config.variance_method, ASKED_FOR
     if method == "low_rank":
@@ -69,7 +72,7 @@ def _variance(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
         if cost is None:
             return _by_solves(parts)
         reason = cost
-    return _concatenated([drawn_variance(piece, reason) for piece in parts.pieces(for_draws=True)])
+    return _concatenated([drawn_variance(piece, reason, made) for piece in parts.pieces(for_draws=True)])
 
 
 def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:

@@ -196,6 +196,19 @@ def test_both_halves_of_a_draw_are_unbiased(kind, neighbours, monkeypatch):
         assert float(score.square().mean()) < 2.5  # of scores that go together
 
 
+def test_draws_behind_variances_are_those_of_the_posterior():
+    model, grid = problem("matern32", 1e-2, True, shape=(16, 14))
+    with torch.no_grad(), settings.variance_method("pathwise"), settings.variance_samples(16):
+        covariance = model(grid.points()).lazy_covariance_matrix
+        torch.manual_seed(1)
+        variance, draws = covariance.variance_and_draws()
+        torch.manual_seed(1)
+        torch.testing.assert_close(draws, covariance.zero_mean_mvn_samples(len(draws)), rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(variance, covariance.diagonal(dim1=-1, dim2=-2), rtol=0.05, atol=0.0)
+    with torch.no_grad(), settings.variance_method("exact"):
+        assert model(grid.points()).lazy_covariance_matrix.variance_and_draws()[1] is None
+
+
 PROBLEMS = [
     (kind, noise, clouds) for kind in ("matern12", "matern32", "sum") for noise in (1e-2, 1e-4) for clouds in (0, 1)
 ]

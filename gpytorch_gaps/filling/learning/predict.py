@@ -25,6 +25,7 @@ NORMAL_975 = 1.959964
 
 _RELATIVE_RESIDUAL = 1e-4  # required in addition to the certified error of the mean
 _LOOSER = 10.0  # factor on the tolerances of variances and of the held-out check, whose own errors are larger
+_DRAW_RESIDUAL = 0.1  # root mean square, in units of the noise: 1 % more noise would change variances as much
 _MAX_DENSE = 1600  # observations that are always factorized; five times as many if that is cheaper than iterations
 _MAX_EXACT_VARIANCE_FLOPS = 5e11  # some seconds; of a check a tenth, as draws tell its mean square error well
 _SAMPLED_VARIANCE_FLOPS = 6e12  # about a minute or two on two cores
@@ -34,12 +35,14 @@ _DRAW_OVER_MEAN_FLOPS = 0.7  # cost of a draw, at the looser tolerance, over tha
 class Prediction:
     """The posterior of a model at some points.
 
-    The mean is solved for on construction. Variances and draws use the same posterior with looser tolerances.
+    The mean is solved for on construction. Variances and draws use the same posterior with looser tolerances. What the
+    solve of a draw leaves of its observations acts like further noise of these: it is kept small beside the noise.
 
     :param model: a conditioned model.
     :param x: points, shape (Q, D).
     :param options: for the tolerance of the mean.
-    :param quick: whether the mean is solved to the looser tolerance too, and variances come from draws sooner.
+    :param quick: whether the mean is solved to the looser tolerance too, variances come from draws sooner, and these
+        draws are kept.
     """
 
     def __init__(self, model: FillModel, x: Tensor, options: Options, quick: bool = False) -> None:
@@ -48,6 +51,8 @@ class Prediction:
             self._posterior = model(x)
             self.mean: Tensor = self._posterior.mean  # shape: (Q,)
         self.solve: SolveReport | None = solves[-1] if solves else None
+        self._residual_of_draws = _DRAW_RESIDUAL * math.sqrt(model.train_targets.numel())
+        self._drawn: Tensor | None = None
         self.num_samples = 0
         """Samples behind the variances, 0 if they are exact."""
 
@@ -61,12 +66,15 @@ class Prediction:
         each = 0.0 if self.is_factorized or self.solve is None else self.solve.flops
         effort = each * len(self.mean) * (_LOOSER if self._quick else 1.0)
         with (
-            prediction_settings(self._options, _LOOSER),
+            prediction_settings(self._options, _LOOSER, self._residual_of_draws),
             variance_budget(each, effort, max_samples),
             record_solves() as solves,
         ):
             self._covariance = self._posterior.lazy_covariance_matrix.in_current_settings()
-            variance = self._covariance.diagonal(dim1=-1, dim2=-2)  # .variance is clamped at 1e-10
+            if self._quick:  # its draws are asked for as well
+                variance, self._drawn = self._covariance.variance_and_draws()
+            else:
+                variance = self._covariance.diagonal(dim1=-1, dim2=-2)  # .variance is clamped at 1e-10
         self.num_samples = solves.variances[-1].num_samples if solves.variances else 0
         return variance
 
@@ -76,8 +84,10 @@ class Prediction:
             return self._covariance.to_dense()
 
     def draws(self, count: int) -> Tensor:
-        """Draws of the field minus its mean, after :meth:`variance`. shape: (count, Q)"""
-        with prediction_settings(self._options, _LOOSER):
+        """Draws of the field minus its mean, after :meth:`variance`: `count`, or those that it made. shape: (n, Q)"""
+        if self._drawn is not None:
+            return self._drawn
+        with prediction_settings(self._options, _LOOSER, self._residual_of_draws):
             return self._covariance.zero_mean_mvn_samples(count)
 
 
@@ -96,13 +106,16 @@ def variance_budget(solve_flops: float, exact_flops: float, max_samples: int) ->
 
 
 @contextmanager
-def prediction_settings(options: Options, looser: float = 1.0) -> Iterator[None]:
-    """Settings of all predictions; the report says where variances come from samples, so no warning does."""
+def prediction_settings(options: Options, looser: float = 1.0, residual: float = 0.0) -> Iterator[None]:
+    """Settings of all predictions; the report says where variances come from samples, so no warning does.
+
+    :param residual: what solves of data may leave in any case, its norm in units of the noise.
+    """
     with (
         torch.no_grad(),
         gpytorch.settings.debug(False),  # predictions at the training data are intended if smooth
         settings.solve_tolerance(looser * _RELATIVE_RESIDUAL),
-        settings.mean_tolerance(looser * options.tolerance),
+        settings.mean_tolerance(max(looser * options.tolerance, residual)),
         settings.mixed_precision(),
         settings.dense_size(_MAX_DENSE),
         linear_operator.settings.max_cholesky_size(_MAX_DENSE),

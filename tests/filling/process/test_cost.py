@@ -67,6 +67,23 @@ def test_the_mean_is_solved_for_once(monkeypatch, check):
     assert sum(solve.num_rhs == 1 for solve in solves) == 1 + check  # another one for the withheld observations
 
 
+def test_loose_solves_of_draws_save_iterations_and_hardly_change_error_bars(monkeypatch):
+    monkeypatch.setattr(predict, "_MAX_DENSE", 0)
+    monkeypatch.setattr(predict, "_MAX_EXACT_VARIANCE_FLOPS", 0.0)
+    values = np.concatenate([series()] * 3).reshape(30, 15)
+    std, iterations = [], []
+    for residual in (0.0, predict._DRAW_RESIDUAL):
+        monkeypatch.setattr(predict, "_DRAW_RESIDUAL", residual)
+        with gaps.record_solves() as solves:
+            found = gaps.fill_gaps(values, kernels=[MaternKernel(), MaternKernel()], steps=2, progress=False)
+        assert found.report.std_method.endswith("samples")
+        std.append(found.std[np.isnan(values)])
+        iterations.append([solve.iterations for solve in solves if solve.num_rhs > 1])
+    assert sum(iterations[1]) < sum(iterations[0])
+    assert len(iterations[1]) == 2  # for the check, which takes its draws from its variances, and for error bars
+    np.testing.assert_allclose(std[1], std[0], rtol=0.005)
+
+
 class Model(gpytorch.models.ExactGP):
     def __init__(self, grid, x, y, *kernels):
         super().__init__(x, y, gaps.GappyGridLikelihood())
