@@ -13,6 +13,7 @@ from gpytorch_gaps.filling.learning.model import FillModel
 from gpytorch_gaps.filling.results.filled import Filled
 from gpytorch_gaps.utils.conventions import holds_numbers
 
+_OF_VARIABLES = ("transform", "bounds")  # further options that may be mappings by variable
 _BESIDE = ("where", "noise", "mean", "untrusted")  # options that are arrays on the grid of the values
 _MIN_OBSERVATIONS = 3  # of a variable that is filled with others: its scale is that of its observations
 
@@ -115,6 +116,13 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
         )
     for name, flags in own.pop("untrusted", {}).items():
         dataset = dataset if flags is None else dataset.assign({name: ignoring(dataset[name], flags)})
+    for key in _OF_VARIABLES:
+        given = getattr(options, key)
+        unknown = [name for name in given if name not in numeric] if isinstance(given, Mapping) else []
+        if unknown:
+            raise ValueError(f"{key}: got the variable {unknown[0]!r}, expected one of {list(map(str, numeric))}")
+        if given is not None:
+            own[key] = {name: given.get(name) if isinstance(given, Mapping) else given for name in numeric}
     options = replace(options, untrusted=None)
     by_grid: dict[Hashable, list[Hashable]] = {}
     for name in numeric:

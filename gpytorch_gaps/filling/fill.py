@@ -10,19 +10,15 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter, adapt
 from gpytorch_gaps.filling.arrays.masks import ignoring
 from gpytorch_gaps.filling.arrays.options import Options
-from gpytorch_gaps.filling.arrays.outliers import find_wild
 from gpytorch_gaps.filling.arrays.sentinels import warn_of_sentinels
 from gpytorch_gaps.filling.arrays.targets import Targets
-from gpytorch_gaps.filling.arrays.variables import VariablesAdapter
 from gpytorch_gaps.filling.axes.axis import Axes
 from gpytorch_gaps.filling.axes.index_grid import is_a
 from gpytorch_gaps.filling.constant import constant, nothing_to_learn
 from gpytorch_gaps.filling.datasets import fill_dataset, fit_dataset
-from gpytorch_gaps.filling.learning.choose import ChosenModel
 from gpytorch_gaps.filling.learning.model import FillModel
 from gpytorch_gaps.filling.learning.predict import seeded
-from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
-from gpytorch_gaps.filling.process.joint import JointFilling
+from gpytorch_gaps.filling.process.choose import choose_filling
 from gpytorch_gaps.filling.process.streamed import StreamedFilling
 from gpytorch_gaps.filling.results.filled import Filled
 from gpytorch_gaps.filling.results.fitted import Fitted
@@ -54,6 +50,8 @@ def fill_gaps(
     robust: bool | str = "auto",
     mean: Any = None,
     budget: float | None = None,
+    transform: Any = None,
+    bounds: Any = None,
 ) -> Filled:
     """Fills the gaps of an array on a grid with the posterior mean of an exact Gaussian process.
 
@@ -119,6 +117,15 @@ def fill_gaps(
         neighbours do not share. They are not used, are flagged in ``result.distrusted`` and named in the report; `mean`
         has them as they are. ``True`` also predicts every observation from the others, drops those that the model
         cannot explain, and trains again. ``False`` believes all. Streamed arrays are believed.
+    :param transform: for skewed and bounded data, a monotone transform of the values that the model is of: ``"log"``;
+        ``"logit"``; ``"boxcox"``, a power that is learned; ``"rank"``, which makes the distribution of all observations
+        normal; a pair of functions (forward, inverse) of arrays; or ``"auto"``, which compares some of these, and none,
+        by the CRPS of withheld observations. Results are in the units of the data: ``result.mean`` has medians,
+        ``result.std`` standard deviations; see also ``result.quantile`` and ``result.expectation``. The model is of
+        transformed values. For a Dataset also a mapping by variable. Not with `joint`, `noise` or streamed values.
+    :param bounds: the least and the largest possible value, such as ``(0, None)`` or ``(0, 1)``, None for no bound: no
+        predicted value or quantile is outside. Without `transform`, one bound asks for ``"log"``, two for ``"logit"``;
+        if there are observations on a bound, such as days without rain, for ``"rank"``. For a Dataset also a mapping.
     :return: a :class:`Filled` with mean, standard deviation, flags of the gaps, model and report.
     :raises ValueError: if values are not real and finite, if all of them are gaps, if coordinates do not match, or if
         an option is invalid.
@@ -160,6 +167,8 @@ def fill_gaps(
         robust=robust,
         mean=mean,
         budget=budget,
+        transform=transform,
+        bounds=bounds,
     )
     with settings.progress(progress), torch.inference_mode(False), torch.enable_grad():
         if is_a(values, "xarray", "Dataset"):
@@ -205,7 +214,7 @@ def _fit(adapter: ArrayAdapter, options: Options) -> FillModel:
     adapter.load()
     numbers = _numbers(adapter)
     with seeded(options.seed), settings.progress(options.progress):
-        filling, chosen = _in_memory(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
+        filling, chosen = choose_filling(adapter, numbers, Targets(adapter, options, np.isnan(numbers)), options)
         return filling.condition(chosen)
 
 
@@ -216,25 +225,9 @@ def fit_in_memory(adapter: ArrayAdapter, options: Options) -> Fitted | None:
     if nothing_to_learn(numbers, np.isnan(numbers), targets, options):
         return None
     with settings.progress(options.progress), torch.inference_mode(False), torch.enable_grad(), seeded(options.seed):
-        filling, chosen = _in_memory(adapter, numbers, targets, options)
+        filling, chosen = choose_filling(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
         return Fitted(filling, chosen, check, filling.condition(chosen))
-
-
-def _in_memory(
-    adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options
-) -> tuple[InMemoryFilling, ChosenModel]:
-    """A filling of the observations that are believed, and the model that it chooses."""
-    kind = JointFilling if isinstance(adapter, VariablesAdapter) else InMemoryFilling
-    wild = find_wild(numbers, adapter.axes) if options.robust else None
-    filling = kind(adapter, numbers, targets, options, wild)
-    chosen = filling.choose_model()
-    if options.robust is True:
-        more = filling.implausible(chosen)
-        if more.any():
-            filling = kind(adapter, numbers, targets, options, filling.distrusted | more)
-            chosen = filling.choose_model()
-    return filling, chosen
 
 
 def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
@@ -252,7 +245,7 @@ def _fill(adapter: ArrayAdapter, options: Options) -> Filled:
     if notes:
         return constant(adapter, numbers, gaps, options, notes)
     with seeded(options.seed):
-        filling, chosen = _in_memory(adapter, numbers, targets, options)
+        filling, chosen = choose_filling(adapter, numbers, targets, options)
         check = filling.check_model(chosen)
         found = filling.predict(chosen, check)
     assert found.model is not None

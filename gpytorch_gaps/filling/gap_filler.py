@@ -45,6 +45,8 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     :param check: whether to withhold some observations and predict them, for ``score_``.
     :param steps: optimizer steps, at most.
     :param memory: bytes that the covariance matrices of an axis may take.
+    :param data_transform: `transform` of :func:`gpytorch_gaps.fill_gaps`; filled values are medians then.
+    :param bounds: as in :func:`gpytorch_gaps.fill_gaps`.
     :param random_state: seed of all random choices: an integer, a ``RandomState``, or None for another one each time.
     :param progress: whether to show progress bars.
 
@@ -73,6 +75,8 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         check: bool = True,
         steps: int = 40,
         memory: float = 2**32,
+        data_transform: Any = None,
+        bounds: Any = None,
         random_state: Any = 0,
         progress: bool = False,
     ) -> None:
@@ -83,6 +87,8 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.check = check
         self.steps = steps
         self.memory = memory
+        self.data_transform = data_transform
+        self.bounds = bounds
         self.random_state = random_state
         self.progress = progress
 
@@ -106,6 +112,8 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             check=self.check,
             steps=self.steps,
             memory=self.memory,
+            transform=self.data_transform,
+            bounds=self.bounds,
             seed=self._seed(),
             progress=self.progress,
             smooth=True,  # a table without gaps has a model too
@@ -201,16 +209,17 @@ def _predict_gaps(fitted: Fitted, rows: Any, values: np.ndarray) -> tuple[np.nda
     known, at = np.split(where.reshape(-1), [axis.size])
     if len(np.unique(at)) < len(at):
         raise ValueError(f"X: got {len(at)} rows, some of them at the same coordinate; expected distinct ones")
-    table = np.full((len(points), *values.shape[1:]), np.nan)
-    table[known] = filling.numbers
-    scaled = values if filling.scales is None else values / filling.scales
-    table[at] = np.where(gaps, table[at], scaled)
+    table, noise = (np.full((len(points), *values.shape[1:]), empty) for empty in (np.nan, 0.0))
+    table[known], noise[known] = filling.numbers, 0.0 if filling.source.noise is None else filling.source.noise
+    latent, variance = filling.latent(values)
+    table[at], noise[at] = np.where(gaps, table[at], latent), np.where(gaps, noise[at], variance)
     axes = [replace(axis, points=points, coordinates=None), *others]
-    part = GridValues.in_memory(table, axes).whole()
+    part = GridValues.in_memory(table, axes, noise=noise if noise.any() else None).whole()
     cells = np.argwhere(gaps)
     cells[:, 0] = at[cells[:, 0]]
     conditioned = replace(fitted, model=fitted.chosen.conditioned(part))
-    return conditioned.at([one.points[column] for one, column in zip(axes, cells.T, strict=True)], noise=True)
+    found = conditioned.at([one.points[column] for one, column in zip(axes, cells.T, strict=True)], noise=True)
+    return found.median, found.std
 
 
 def _points(fitted: Fitted, rows: Any, values: np.ndarray) -> np.ndarray:

@@ -73,9 +73,9 @@ def test_further_rows_are_predicted_from_the_training_table_and_their_own_observ
     between = pd.DataFrame({"t": [10.25, 30.0], "a": [np.nan, np.nan], "b": [np.nan, np.nan]})
     mean, std = filler.predict(between, return_std=True)
     rows, columns = np.repeat([[10.25], [30.0]], 2, axis=0), np.array([[0.0], [1.0], [0.0], [1.0]])
-    expected, deviations = filler.fitted_.at([rows, columns], noise=True)
-    np.testing.assert_allclose(mean[:, 1:], expected.reshape(2, 2), rtol=1e-6)
-    np.testing.assert_allclose(std[:, 1:], deviations.reshape(2, 2), rtol=1e-6)
+    expected = filler.fitted_.at([rows, columns], noise=True)
+    np.testing.assert_allclose(mean[:, 1:], expected.mean.reshape(2, 2), rtol=1e-6)
+    np.testing.assert_allclose(std[:, 1:], expected.std.reshape(2, 2), rtol=1e-6)
     seen = between.assign(b=[np.nan, 45.0])  # far above what was expected at 30
     informed, tighter = filler.predict(seen, return_std=True)
     assert informed[1, 1] > mean[1, 1] + 0.3

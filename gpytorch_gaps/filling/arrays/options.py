@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 
 from gpytorch_gaps.filling.arrays.max_gap import MaxGap, read_max_gap
 from gpytorch_gaps.filling.axes.axis import Axis
+from gpytorch_gaps.filling.transforms.fit import check_transform
 from gpytorch_gaps.utils.checks import check_integer, check_number
 
 _SINGLE = (Kernel, float, int, str, timedelta, np.generic)  # entries that need no list if there is one axis
@@ -38,6 +39,8 @@ class Options:
     max_gap: Any = None
     untrusted: Any = None
     robust: Any = "auto"
+    transform: Any = None
+    bounds: Any = None
 
     def __post_init__(self) -> None:
         for name in ("trend", "smooth", "joint", "std", "check", "progress"):
@@ -51,6 +54,22 @@ class Options:
         check_number("memory", self.memory, above=0)
         if self.budget is not None:
             check_number("budget", self.budget, above=0)
+        if self.is_transformed:
+            self._check_transform()
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether the model is of transformed values."""
+        return self.transform is not None or self.bounds is not None
+
+    def _check_transform(self) -> None:
+        """Raises if there is no such transform, or if it is not supported with other options."""
+        if not isinstance(self.transform, Mapping) and not isinstance(self.bounds, Mapping):  # by variable: later
+            check_transform(self.transform, self.bounds)
+        named = "transform" if self.transform is not None else "bounds"
+        for other, given in (("joint", self.joint or None), ("noise", self.noise)):
+            if given is not None:
+                raise ValueError(f"{named}: got one together with {other}, expected one of these: leave out the other")
 
     def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
         """The user's kernel of each axis, None where one is to be chosen."""

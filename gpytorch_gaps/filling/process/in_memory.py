@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpytorch_gaps.filling.arrays.targets import Targets
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.checking.calibration import Check, check_withheld, sample_gaps
 from gpytorch_gaps.filling.checking.holdout import Withheld
+from gpytorch_gaps.filling.checking.transformed import in_data_units
 from gpytorch_gaps.filling.learning.budget import MOST_DRAWS
 from gpytorch_gaps.filling.learning.candidates import goes_by_fft
 from gpytorch_gaps.filling.learning.choose import ChosenModel, choose_model, refitted
@@ -24,12 +26,16 @@ from gpytorch_gaps.filling.learning.estimates import label_scales
 from gpytorch_gaps.filling.learning.model import FillModel
 from gpytorch_gaps.filling.learning.predict import Prediction, ignore_sparse_warning, prediction_settings, widening
 from gpytorch_gaps.filling.process.pipeline import Filling, Results
+from gpytorch_gaps.filling.transforms.fit import UNTRANSFORMED, FittedTransform
+from gpytorch_gaps.filling.transforms.predictive import Normal, Transformed, predictive
 from gpytorch_gaps.posterior.scoring import leave_out
 
 _SCALED_NOTE = (
     "labels differ in scale: each was divided by its standard deviation; the held-out error, the noise and the model "
     "are in these units"
 )
+_SCALED_TRANSFORMED_NOTE = "labels differ in scale: transformed values of each were divided by their standard deviation"
+_TRANSFORMED_NOTE = "the model, its hyperparameters and the noise are of transformed values"
 
 
 class InMemoryFilling(Filling):
@@ -38,6 +44,7 @@ class InMemoryFilling(Filling):
     :param numbers: the values of the array, NaN at gaps.
     :param targets: which of the gaps are filled.
     :param distrusted: flags of observations that are not believed. They are neither used nor filled.
+    :param fitted: the transform of the values that the model is of.
     """
 
     def __init__(
@@ -47,14 +54,17 @@ class InMemoryFilling(Filling):
         targets: Targets,
         options: Options,
         distrusted: np.ndarray | None = None,
+        fitted: FittedTransform = UNTRANSFORMED,
     ) -> None:
         self.unknown = np.isnan(numbers)
         self.gaps = self.unknown & targets.rows(0, len(numbers))
         self.distrusted = np.zeros_like(self.unknown) if distrusted is None else distrusted
-        numbers = np.where(self.distrusted, np.nan, numbers)
-        self.scales = label_scales(numbers, adapter.axes, always=adapter.units_differ)
-        self.numbers = numbers if self.scales is None else numbers / self.scales
-        noise = None if options.noise is None else known_variances(adapter, options.noise, numbers)
+        self.values, self.fitted, self.transform = np.where(self.distrusted, np.nan, numbers), fitted, fitted.transform
+        latent, noise = self._transformed(self.values)
+        if options.noise is not None:
+            noise = known_variances(adapter, options.noise, self.values)
+        self.scales = label_scales(latent, adapter.axes, always=adapter.units_differ)
+        self.numbers = latent if self.scales is None else latent / self.scales
         if noise is not None and self.scales is not None:
             noise = noise / self.scales**2
         may_fill = None if targets.are_all and not self.distrusted.any() else self._may_fill
@@ -63,9 +73,26 @@ class InMemoryFilling(Filling):
             needed = self.gaps | ~self.unknown
             covariates = read_covariates(adapter, options.mean, self.observed, needed, self.scales)
         source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise, covariates)
+        if self.transform is not None:  # so that all transforms have the same order, and withhold the same cells
+            source = replace(source, content=self.values)
         super().__init__(adapter, source, targets, options)
         self._solved: tuple[FillModel, Prediction] | None = None
         self._affordable: tuple[bool, int] | None = None
+        self.predicted: tuple[np.ndarray, np.ndarray | None] | None = None
+        """Means and standard deviations of all cells that are predicted, before the transform is undone."""
+
+    def latent(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Further values in the units of the model, and variances of what is not known of them."""
+        found, variance = self._transformed(values)
+        variance = np.zeros(values.shape) if variance is None else variance
+        return (found, variance) if self.scales is None else (found / self.scales, variance / self.scales**2)
+
+    def _transformed(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Transformed values, and the variances of what is not known of them, if there is anything."""
+        if self.transform is None:
+            return values, None
+        found, variance = self.transform.latent(values)
+        return found, variance if variance.any() else None
 
     @property
     def observed(self) -> np.ndarray:
@@ -94,12 +121,38 @@ class InMemoryFilling(Filling):
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
         others = self.source.without(self.part, withheld.hidden)
         refit = refitted(chosen, others, self.options.trend, self.generator)
-        some_gaps = None if self.options.std else sample_gaps(self.part.targets, self.generator, self.part.orientation)
-        model = refit.conditioned(self.part.without(withheld.hidden), self.adapter.device)
-        return check_withheld(model, self.part, withheld, self.options, chosen.noise_at, some_gaps)
+        model, part = refit.conditioned(self.part.without(withheld.hidden), self.adapter.device), self.part
+        if self.transform is not None:
+            check = check_withheld(model, replace(part, noise=None), withheld, self.options, chosen.noise_at)
+            predicted = self.predictive_of(check)
+            assert isinstance(predicted, Transformed)
+            return in_data_units(check, predicted, self.withheld_values)
+        some_gaps = None if self.options.std else sample_gaps(part.targets, self.generator, part.orientation)
+        return check_withheld(model, part, withheld, self.options, chosen.noise_at, some_gaps)
+
+    def predictive_of(self, check: Check, factor: np.ndarray | float = 1.0) -> Normal | Transformed:
+        """The predictions of the withheld observations, in the units of the data.
+
+        :param factor: by which standard deviations are multiplied.
+        """
+        assert self.withheld is not None
+        assert check.predicted is not None
+        mean, std = check.predicted.mean.numpy(), check.predicted.variance.sqrt().numpy() * factor
+        unit = self._withheld_entries(np.ones(1) if self.scales is None else self.scales)
+        return predictive(self.transform, unit * mean, unit * std)
 
     @property
-    def _predicted(self) -> np.ndarray:
+    def withheld_values(self) -> np.ndarray:
+        """The withheld observations, in the units of the data."""
+        return self._withheld_entries(self.values)
+
+    def _withheld_entries(self, array: np.ndarray) -> np.ndarray:
+        """The entries of an array of the whole grid, or one that broadcasts to it, at the withheld observations."""
+        assert self.withheld is not None
+        return np.broadcast_to(array, self.numbers.shape)[np.ix_(*self.part.positions)][self.withheld.scored]
+
+    @property
+    def are_predicted(self) -> np.ndarray:
         """Flags of the cells that are predicted."""
         return self.gaps | ~self.unknown if self.options.smooth else self.gaps
 
@@ -107,7 +160,7 @@ class InMemoryFilling(Filling):
         """The model of all observations, and its predictions, whose mean is solved for once."""
         if self._solved is None:
             model = self.condition(chosen)
-            x = coordinates(self.source.axes, np.argwhere(self._predicted)).to(self.adapter.device)
+            x = coordinates(self.source.axes, np.argwhere(self.are_predicted)).to(self.adapter.device)
             with self.stopwatch("mean"):
                 self._solved = model, Prediction(model, x, self.options)
         return self._solved
@@ -127,7 +180,7 @@ class InMemoryFilling(Filling):
         return self._affordable
 
     def predict(self, chosen: ChosenModel, check: Check | None) -> Results:
-        options, gaps, where = self.options, self.gaps, self._predicted
+        options, gaps, where = self.options, self.gaps, self.are_predicted
         (model, prediction), (_, draws) = self._solve(chosen), self._afford(chosen)
         self._solved = None  # it holds more than the result needs
         mean, std, std_method = self.numbers.copy(), None, ""
@@ -139,11 +192,14 @@ class InMemoryFilling(Filling):
             std = np.where(self.observed, 0.0, np.nan)
             std[where] = variance.clamp_min(0.0).sqrt().numpy() * widening(int(self.observed.sum()))
             std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
-        report = self._reports(chosen, check, std, solve=prediction.solve, std_method=std_method)
+        report = self._reports(chosen, check, mean, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
             std *= self.calibration(check)
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
+        self.predicted = mean, std
+        if self.transform is not None:
+            mean, std = self._back(mean, std)
         return Results(
             self.adapter.wrap_filled(mean, gaps, options.smooth),
             None if std is None else self.adapter.wrap_like_input(std),
@@ -152,6 +208,16 @@ class InMemoryFilling(Filling):
             report,
             self.adapter.wrap_like_input(self.distrusted),
         )
+
+    def _back(self, mean: np.ndarray, std: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Medians and standard deviations in the units of the data; observations are as they were."""
+        where, medians = self.are_predicted, self.values.copy()
+        found = predictive(self.transform, mean[where], np.zeros(1) if std is None else std[where])
+        medians[where] = found.median
+        if std is not None:
+            std = std.copy()
+            std[where] = found.std
+        return medians, std
 
     def implausible(self, chosen: ChosenModel) -> np.ndarray:
         """Flags of the observations that the model does not explain, given all others."""
@@ -162,19 +228,28 @@ class InMemoryFilling(Filling):
         flags[self.observed] = beyond_proportion(off.cpu().numpy())
         return flags
 
-    def _reports(self, chosen: ChosenModel, check: Check | None, std: np.ndarray | None, **about: Any) -> Any:
+    def _reports(
+        self, chosen: ChosenModel, check: Check | None, mean: np.ndarray, std: np.ndarray | None, **about: Any
+    ) -> Any:
         """The report, or those of several variables.
 
-        :param std: standard deviations, in the units of the model.
+        :param mean: predictions, in the units of the model.
+        :param std: their standard deviations.
         """
         unknown, gaps = self.unknown, self.gaps
         gap_variance = None if check is None else check.gap_variance
         if std is not None and gaps.any():
-            gap_variance = self._mean_square(std, gaps, chosen)
+            square = self._mean_square(std, gaps, chosen)
+            gap_variance = square if self.transform is None else self._transformed_square(mean, std, gaps, chosen)
         noise_std, notes = self._about_noise(chosen, self.observed)
         notes += [*about_wild(self.adapter, self.distrusted), *self._notes(int(self.observed.sum()))]
+        if self.transform is not None:
+            notes.append(_TRANSFORMED_NOTE)
+            about["transform"] = f"{self.transform.words}{f' ({self.fitted.why})' if self.fitted.why else ''}"
+        elif self.fitted.why:
+            about["transform"] = f"none ({self.fitted.why})"
         if self.scales is not None:
-            notes.append(_SCALED_NOTE)
+            notes.append(_SCALED_NOTE if self.transform is None else _SCALED_TRANSFORMED_NOTE)
         about |= {"noise_std": noise_std, "num_distrusted": int(self.distrusted.sum())}
         num_gaps, num_left = int(gaps.sum()), int((unknown & ~gaps).sum())
         return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
@@ -185,7 +260,7 @@ class InMemoryFilling(Filling):
 
     def _noise(self, chosen: ChosenModel, cells: np.ndarray) -> np.ndarray:
         """Variances of the errors of measurements in these cells, flags of the grid."""
-        known = self.source.noise
+        known = self.known_noise
         learned = chosen.noise_at(coordinates(self.source.axes, np.argwhere(cells))).numpy()
         return learned if known is None else learned + known[cells]
 
@@ -193,13 +268,25 @@ class InMemoryFilling(Filling):
         """Mean square of the errors of measurements that these standard deviations stand for."""
         return float(np.mean(std[cells] ** 2)) + (self._noise(chosen, cells).mean() if self.options.smooth else 0.0)
 
+    def _transformed_square(self, mean: np.ndarray, std: np.ndarray, cells: np.ndarray, chosen: ChosenModel) -> float:
+        """Mean square error of the medians of measurements, in the units of the data."""
+        variance = std[cells] ** 2 + (self._noise(chosen, cells) if self.options.smooth else 0.0)
+        unit = 1.0 if self.scales is None else np.broadcast_to(self.scales, cells.shape)[cells]
+        assert self.transform is not None
+        return float(np.mean(Transformed(self.transform, unit * mean[cells], unit * np.sqrt(variance)).mean_square))
+
+    @property
+    def known_noise(self) -> np.ndarray | None:
+        """Known variances of the errors of measurements; those of censored values are not errors of measurements."""
+        return self.source.noise if self.transform is None else None
+
     def _about_noise(self, chosen: ChosenModel, cells: np.ndarray, unit: float = 1.0) -> tuple[float, list[str]]:
         """The root mean square of the noise of measurements in these cells, and what is known of it."""
         typical = unit * math.sqrt(float(np.mean(self._noise(chosen, cells))))
-        if self.source.noise is None:
+        if self.known_noise is None:
             return typical, []
-        known = unit * math.sqrt(float(np.mean(self.source.noise[cells])))
-        learned = unit * math.sqrt(float(np.mean(self._noise(chosen, cells) - self.source.noise[cells])))
+        known = unit * math.sqrt(float(np.mean(self.known_noise[cells])))
+        learned = unit * math.sqrt(float(np.mean(self._noise(chosen, cells) - self.known_noise[cells])))
         given = f"errors of measurements are as given, {known:.3g} in root mean square"
         return typical, [f"{given}; more noise was learned, {learned:.3g}"]
 

@@ -27,7 +27,7 @@ class JointFilling(InMemoryFilling):
     adapter: VariablesAdapter
 
     def _reports(
-        self, chosen: ChosenModel, check: Check | None, std: np.ndarray | None, **about: Any
+        self, chosen: ChosenModel, check: Check | None, mean: np.ndarray, std: np.ndarray | None, **about: Any
     ) -> dict[Hashable, FillReport]:
         names, unknown, gaps = list(self.adapter.by_name), self.unknown, self.gaps
         reports = {}

@@ -37,10 +37,12 @@ there.',)
     """Number of observations that were not believed, because they are wild; see ``robust`` of ``fill_gaps``."""
     axes: tuple[str, ...] = ()
     """Interpretation of each dimension, such as "time: 24 times, 699 days"."""
+    transform: str = ""
+    """The transform of the values that the model is of, and why it was chosen; empty if there is none."""
     kernel: str = ""
     """Name of the chosen kernel."""
     noise_std: float | None = None
-    """Standard deviation of the noise of a measurement, in the units of the data."""
+    """Standard deviation of the noise of a measurement, in the units of the data, or of transformed values."""
     held_out: Score | None = None
     """Scores of observations that were withheld, as far from data as the gaps are, and predicted from the others.
 
@@ -50,7 +52,7 @@ there.',)
     """Root mean square error to expect in the gaps, of measurements, noise included.
 
     It is the error that the model expects there, corrected by its errors at withheld observations. None if neither
-    standard deviations nor a check were asked for.
+    standard deviations nor a check were asked for, and for transformed values without standard deviations.
     """
     calibrated_by: float | None = None
     """Factor by which all standard deviations were multiplied, because 95 % intervals of the model cover less than 85 %
@@ -100,6 +102,7 @@ there.',)
             "left": self.num_left,
             "distrusted": self.num_distrusted,
             "axes": list(self.axes),
+            "transform": self.transform,
             "kernel": self.kernel,
             "noise_std": self.noise_std,
             "held_out": None if self.held_out is None else self.held_out.as_dict(),
@@ -141,6 +144,8 @@ there.',)
         left = f" filled, {self.num_left:,} left" if self.num_left else ""
         spent = sum(self.seconds.values())
         facts = [("array", f"{size} cells, {self.num_gaps:,} gaps ({share:.3g} %){left}, {spent:.3g} s")]
+        if self.transform:
+            facts.append(("transform", self.transform))
         if self.kernel:
             noise = "" if self.noise_std is None else f"; noise {self.noise_std:.3g}"
             facts.append(("kernel", f"{self.kernel}{noise}"))

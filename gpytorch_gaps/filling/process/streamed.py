@@ -59,6 +59,12 @@ class StreamedFilling(Filling):
                 f"joint: got {size} cells, too many for memory; expected at most four million: take a part, or "
                 "leave joint out"
             )
+        if options.is_transformed:
+            size = " x ".join(map(str, adapter.shape))
+            raise ValueError(
+                f"transform: got one, or bounds, for {size} cells, which are streamed; expected at most four million "
+                "cells: fill a part, or transform values and results yourself"
+            )
         if options.mean is not None:
             size = " x ".join(map(str, adapter.shape))
             raise ValueError(

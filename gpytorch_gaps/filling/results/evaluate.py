@@ -17,6 +17,7 @@ from gpytorch_gaps.filling.process.joint import JointFilling
 from gpytorch_gaps.filling.process.pipeline import Stopwatch
 from gpytorch_gaps.filling.results.evaluation import FAR, Evaluation
 from gpytorch_gaps.filling.results.fitted import Fitted
+from gpytorch_gaps.filling.transforms.predictive import predictive
 from gpytorch_gaps.utils.checks import check_integer
 from gpytorch_gaps.utils.progress import with_bar
 
@@ -29,6 +30,7 @@ class _Predictions:
     """Withheld observations of all folds, in units of the model: positions (n, d), and one entry of the others each."""
 
     positions: np.ndarray
+    means: np.ndarray
     errors: np.ndarray
     deviations: np.ndarray
     distances: np.ndarray
@@ -76,10 +78,12 @@ def _predict(filling: InMemoryFilling, chosen: ChosenModel, fold: int) -> _Predi
     assert withheld is not None
     assert check is not None
     assert check.predicted is not None
-    errors = part.values[withheld.scored] - check.predicted.mean.numpy()
+    means = check.predicted.mean.numpy()
+    errors = part.values[withheld.scored] - means
     positions = np.argwhere(withheld.scored)
     return _Predictions(
         positions + part.corner,
+        means,
         errors,
         check.predicted.variance.sqrt().numpy(),
         _distances(part, withheld.hidden)[withheld.scored],
@@ -99,9 +103,11 @@ def _evaluation(fitted: Fitted, found: _Predictions) -> Evaluation:
     own, unit = slice(None), 1.0
     if isinstance(filling, JointFilling) and fitted.variable is not None:
         own, unit = found.positions[:, 0] == fitted.variable, filling.unit(fitted.variable)
-    elif filling.scales is not None:
+    elif filling.scales is not None and filling.transform is None:
         notes.append(_UNITS_NOTE)
     stretch = fitted.calibration_at(found.positions)
+    if filling.transform is not None:
+        return _transformed_evaluation(filling, found, stretch, notes)
     return Evaluation(
         errors=unit * found.errors[own],
         deviations=unit * (found.deviations * stretch)[own],
@@ -109,3 +115,14 @@ def _evaluation(fitted: Fitted, found: _Predictions) -> Evaluation:
         fold=found.fold[own],
         notes=tuple(notes),
     )
+
+
+def _transformed_evaluation(
+    filling: InMemoryFilling, found: _Predictions, stretch: np.ndarray | float, notes: list[str]
+) -> Evaluation:
+    """The evaluation of transformed values, in the units of the data: errors are those of medians."""
+    at = tuple(found.positions.T)
+    unit = 1.0 if filling.scales is None else np.broadcast_to(filling.scales, filling.values.shape)[at]
+    predicted = predictive(filling.transform, unit * found.means, unit * found.deviations * stretch)
+    errors = filling.values[at] - predicted.median
+    return Evaluation(errors, predicted.std, found.distances, found.fold, tuple(notes), predicted)

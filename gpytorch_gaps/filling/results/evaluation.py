@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.special import ndtri
 
-from gpytorch_gaps.posterior.scoring import Score, score_errors
+from gpytorch_gaps.filling.transforms.predictive import Normal, Transformed
+from gpytorch_gaps.posterior.scoring import Score
 from gpytorch_gaps.utils.html import table
 
 FAR = 1e6
@@ -60,6 +59,8 @@ class Evaluation:
     """The number of the fold of each, from 0."""
     notes: tuple[str, ...] = ()
     """What to know about the scores, in sentences."""
+    predicted: Normal | Transformed | None = field(default=None, repr=False)
+    """The distributions that are scored, if they are not normal ones: then `errors` are those of medians."""
 
     @property
     def score(self) -> Score:
@@ -87,8 +88,8 @@ class Evaluation:
         :param levels: probabilities of the intervals, between 0 and 1.
         :return: the share for each; of calibrated error bars it is about the level.
         """
-        z = np.abs(self.errors) / self.deviations
-        return [float(np.mean(z <= ndtri((1 + level) / 2))) for level in levels]
+        found, truth = self._predicted
+        return [found.coverage(truth, level) for level in levels]
 
     def as_dict(self) -> dict[str, Any]:
         """All scores, as a dictionary that can be written as JSON."""
@@ -119,7 +120,15 @@ class Evaluation:
         return [(name, f"{one.count:,}", *_in_short(one)) for name, one in named]
 
     def _score(self, rows: np.ndarray) -> Score:
-        return score_errors(torch.from_numpy(self.errors[rows]), torch.from_numpy(self.deviations[rows]))
+        found, truth = self._predicted
+        return found.at(rows).score(truth[rows])
+
+    @property
+    def _predicted(self) -> tuple[Normal | Transformed, np.ndarray]:
+        """The distributions that are scored, and the observations."""
+        if self.predicted is None:
+            return Normal(np.zeros(len(self.errors)), self.deviations), self.errors
+        return self.predicted, self.predicted.median + self.errors
 
 
 def _in_short(score: Score) -> tuple[str, ...]:

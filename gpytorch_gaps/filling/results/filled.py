@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from gpytorch_gaps.filling.results.cells import check_level, expectations, of_dataset, quantiles
 from gpytorch_gaps.filling.results.evaluate import evaluate
 from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.filling.results.forecast import forecast
@@ -25,7 +26,9 @@ class Filled:
     """
 
     mean: Any
-    """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set."""
+    """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set.
+
+    Gaps have the mean of what a measurement may be there; if values were transformed, the median."""
     std: Any
     """Standard deviation of the mean's error, in the same form as the input.
 
@@ -49,10 +52,53 @@ class Filled:
     where they are NaN in `std`. None for a result without a model."""
     _fitted: Any = None  # a `Fitted`, or a dictionary of them by variable, for the methods below
 
+    def quantile(self, level: float) -> Any:
+        """The input with quantiles in its gaps: a measurement is below that with probability `level`.
+
+        Observed values are unchanged, and gaps that are left are gaps. If `smooth` was set, quantiles are those of the
+        field without noise, everywhere.
+
+        :param level: the probability, between 0 and 1.
+        :return: an array in the form of the input; for a Dataset, a Dataset.
+        :raises ValueError: if there are no standard deviations, if values were streamed, if there was nothing to learn,
+            or if `level` is not between 0 and 1.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> values = np.exp(np.sin(np.arange(30.0) / 4))
+        >>> values[10:14] = np.nan
+        >>> result = gaps.fill_gaps(values, transform="log", steps=5, check=False, progress=False)
+        >>> low, high = result.quantile(0.025), result.quantile(0.975)
+        >>> bool((0 < low).all() and (low <= result.mean).all() and (result.mean <= high).all())
+        True
+        """
+        level = check_level(level)
+        found = {name: quantiles(one, level) for name, one in self._models("quantile").items()}
+        return of_dataset(found) if isinstance(self._fitted, dict) else found[None]
+
+    def expectation(self) -> Any:
+        """The input with means in its gaps: `mean`, unless values were transformed, which has medians then.
+
+        Sums and averages over cells are to be taken of these. Of a skewed distribution, such as that of rain, the mean
+        is larger than the median.
+
+        :return: an array in the form of the input; for a Dataset, a Dataset.
+        :raises ValueError: as :meth:`quantile`.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> values = np.exp(np.sin(np.arange(30.0) / 4))
+        >>> values[10:14] = np.nan
+        >>> result = gaps.fill_gaps(values, transform="log", steps=5, check=False, progress=False)
+        >>> bool((result.expectation() >= result.mean).all())
+        True
+        """
+        found = {name: expectations(one) for name, one in self._models("expectation").items()}
+        return of_dataset(found) if isinstance(self._fitted, dict) else found[None]
+
     def at(self, points: Any, *, noise: bool = True) -> Estimate:
         """Mean and standard deviation of measurements at any points, between the cells and beyond them.
 
-        At the coordinates of an observation, this is the prediction of another measurement there.
+        At the coordinates of an observation, this is the prediction of another measurement there. If values were
+        transformed, the mean is the median; quantiles are ``result.at(points).quantile(0.975)``.
 
         :param points: a mapping or DataFrame with the coordinates along each axis, by its name or number: as many along
             each, or one. They are given as those of the axis are: as dates, degrees, labels. An array of numbers (Q, d)

@@ -1,5 +1,6 @@
 """What a result keeps of its filling: enough to predict beyond the cells of the array, and to evaluate the model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from gpytorch_gaps.filling.learning.model import FillModel
 from gpytorch_gaps.filling.learning.predict import Prediction, seeded, widening
 from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.process.joint import JointFilling
+from gpytorch_gaps.filling.transforms.predictive import Normal, Transformed, predictive
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +44,19 @@ class Fitted:
         axes = self.filling.source.axes
         return axes if self.variable is None else axes[1:]
 
-    def on_grid(self, points: Sequence[np.ndarray], noise: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation on a grid, in the units of the data.
+    def on_grid(self, points: Sequence[np.ndarray], noise: bool) -> Normal | Transformed:
+        """Predictions on a grid, in the units of the data, of the shape of the grid.
 
         :param points: (m_i, d_i), the points along each axis.
         :param noise: whether standard deviations are those of measurements, noise included.
         """
         shape = tuple(map(len, points))
         cells = np.indices(shape).reshape(len(shape), -1)
-        mean, std = self.at([own[at] for own, at in zip(points, cells, strict=True)], noise)
-        return mean.reshape(shape), std.reshape(shape)
+        found = self.at([own[at] for own, at in zip(points, cells, strict=True)], noise)
+        return found.at(np.arange(math.prod(shape)).reshape(shape))
 
-    def at(self, points: Sequence[np.ndarray], noise: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation at scattered points, in the units of the data. shape: (Q,)
+    def at(self, points: Sequence[np.ndarray], noise: bool) -> Normal | Transformed:
+        """Predictions at scattered points, in the units of the data. shape: (Q,)
 
         :param points: (Q, d_i), the coordinates along each axis.
         :param noise: as in :meth:`on_grid`.
@@ -70,11 +72,11 @@ class Fitted:
         unit = _at_labels(self.filling.scales, codes)
         wider = widening(int(self.filling.observed.sum()))
         std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
-        return prediction.mean.cpu().numpy() * unit, std * unit
+        return predictive(self.filling.transform, prediction.mean.cpu().numpy() * unit, std * unit)
 
     def _noise(self, x: torch.Tensor) -> torch.Tensor:
         """Variances of the errors of measurements: the noise that was learned, and the mean of known ones."""
-        known = self.filling.source.noise
+        known = self.filling.known_noise
         return self.chosen.noise_at(x) + (0.0 if known is None else float(np.mean(known[self.filling.observed])))
 
     def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:

@@ -1,6 +1,7 @@
 """Forecasts: the model of a filled array beyond the end of one of its axes, in the form of the array."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.axes.continuation import continued
 from gpytorch_gaps.filling.axes.index_grid import IndexGrid, is_a
 from gpytorch_gaps.filling.results.fitted import Fitted
-from gpytorch_gaps.filling.results.points import Estimate, axis_number, index_of, levels_of
+from gpytorch_gaps.filling.results.points import Estimate, axis_number, index_of, levels_of, quantile_of
 from gpytorch_gaps.utils.checks import check_integer
 
 _CONTINUED = ("number", "time", "position")  # kinds of axes that have a next coordinate
@@ -24,10 +25,14 @@ def forecast(fitted: Fitted, steps: int, axis: Any, noise: bool) -> Estimate:
     further = continued(axes[number].name, index_of(adapter, number), axes[number].size, steps)
     points = [one.points for one in axes]
     points[number] = axes[number].encode(further)
-    mean, std = fitted.on_grid(points, noise)
+    found = fitted.on_grid(points, noise)
     given = adapter.given
     like = adapter.wrap_like_input(np.zeros(adapter.shape)) if is_a(given, "xarray", "DataArray") else given
-    return Estimate(_wrap(given, mean, number, further), _wrap(like, std, number, further))
+    return Estimate._of(
+        _wrap(given, found.median, number, further),
+        _wrap(like, found.std, number, further),
+        partial(quantile_of, found, partial(_wrap, given, number=number, further=further)),
+    )
 
 
 def _continued_axis(axes: Sequence[Axis], asked: Any) -> int:

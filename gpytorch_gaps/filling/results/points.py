@@ -4,7 +4,8 @@ Points are given in the user's own coordinates: dates, degrees, labels. :meth:`A
 that the model receives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,18 @@ import torch
 from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.axes.index_grid import is_a
+from gpytorch_gaps.filling.results.cells import Marginals, check_level
 from gpytorch_gaps.filling.results.fitted import Fitted
 
 
-class Estimate(NamedTuple):
+class _Pair(NamedTuple):
+    mean: Any
+    """Posterior means, or medians if values were transformed."""
+    std: Any
+    """Standard deviations of the errors of the means."""
+
+
+class Estimate(_Pair):
     """Means and standard deviations, such as those of a forecast; ``mean, std = estimate`` takes them apart.
 
     >>> import gpytorch_gaps as gaps
@@ -25,20 +34,52 @@ class Estimate(NamedTuple):
     [1.0]
     """
 
-    mean: Any
-    """Posterior means."""
-    std: Any
-    """Standard deviations of the errors of the means."""
+    _quantile: Callable[[float], Any] | None = None
+
+    @classmethod
+    def _of(cls, mean: Any, std: Any, quantile: Callable[[float], Any]) -> "Estimate":
+        """An estimate whose quantiles are known as a function of the probability, which can be pickled."""
+        estimate = cls(mean, std)
+        estimate._quantile = quantile
+        return estimate
+
+    def quantile(self, level: float) -> Any:
+        """Values that are not exceeded with probability `level`, in the form of `mean`.
+
+        :param level: the probability, between 0 and 1.
+        :return: as `mean`.
+        :raises ValueError: if `level` is not between 0 and 1, or if this is not the result of a filling.
+
+        >>> import numpy as np, gpytorch_gaps as gaps
+        >>> values = np.exp(np.sin(np.arange(30.0) / 4))
+        >>> values[10:14] = np.nan
+        >>> result = gaps.fill_gaps(values, transform="log", steps=5, check=False, progress=False)
+        >>> estimate = result.at([11.5])
+        >>> bool(estimate.quantile(0.025) < estimate.mean < estimate.quantile(0.975))
+        True
+        """
+        if self._quantile is None:
+            raise ValueError("quantile: got an Estimate of numbers alone, expected one of a filling")
+        return self._quantile(check_level(level))
 
 
 def of_variables(found: Mapping[Any, Estimate]) -> Estimate:
     """The estimates of several variables as one: of Datasets, or of dictionaries by variable."""
-    means, stds = ({name: getattr(one, part) for name, one in found.items()} for part in ("mean", "std"))
-    if all(is_a(one, "xarray", "DataArray") for one in means.values()):
+
+    means, stds = (_joined({name: getattr(one, part) for name, one in found.items()}) for part in ("mean", "std"))
+    return Estimate._of(means, stds, partial(_joined_quantiles, found))
+
+
+def _joined(parts: dict[Any, Any]) -> Any:
+    if all(is_a(one, "xarray", "DataArray") for one in parts.values()):
         import xarray
 
-        return Estimate(xarray.Dataset(means), xarray.Dataset(stds))
-    return Estimate(means, stds)
+        return xarray.Dataset(parts)
+    return parts
+
+
+def _joined_quantiles(found: Mapping[Any, Estimate], level: float) -> Any:
+    return _joined({name: one.quantile(level) for name, one in found.items()})
 
 
 def predict_at(fitted: Fitted, points: Any, noise: bool) -> Estimate:
@@ -49,15 +90,22 @@ def predict_at(fitted: Fitted, points: Any, noise: bool) -> Estimate:
             columns[number] = _places(axis, columns[number], index_of(fitted.adapter, number))
     encoded = [axis.encode(one) for axis, one in zip(fitted.axes, columns, strict=True)]
     given = fitted.adapter.given
-    mean, std = fitted.at(encoded, noise)
+    found, wrap = fitted.at(encoded, noise), partial(_in_form, points, given)
+    return Estimate._of(wrap(found.median), wrap(found.std), partial(quantile_of, found, wrap))
+
+
+def quantile_of(found: Marginals, wrap: Callable[[np.ndarray], Any], level: float) -> Any:
+    """Quantiles in the form that results have."""
+    return wrap(found.quantile(level))
+
+
+def _in_form(points: Any, given: Any, values: np.ndarray) -> Any:
+    """Values at points as a Series if these are a DataFrame, as a tensor if the input was one."""
     if is_a(points, "pandas", "DataFrame"):
         import pandas
 
-        name = given.name if is_a(given, "pandas", "Series") else None
-        return Estimate(pandas.Series(mean, points.index, name=name), pandas.Series(std, points.index, name=name))
-    if isinstance(given, torch.Tensor):
-        return Estimate(torch.from_numpy(mean).to(given.device), torch.from_numpy(std).to(given.device))
-    return Estimate(mean, std)
+        return pandas.Series(values, points.index, name=given.name if is_a(given, "pandas", "Series") else None)
+    return torch.from_numpy(values).to(given.device) if isinstance(given, torch.Tensor) else values
 
 
 def _columns(points: Any, axes: Sequence[Axis]) -> list[Any]:

@@ -33,6 +33,10 @@ class FittedTransform(NamedTuple):
     why: str = ""
 
 
+UNTRANSFORMED = FittedTransform(None)
+"""The data as they are."""
+
+
 def check_transform(transform: Any, bounds: Any) -> None:
     """Raises a ValueError if the arguments of ``fill_gaps`` are not a transform and bounds."""
     read_bounds(bounds)
@@ -64,11 +68,12 @@ def fit_transform(asked: Any, given: Any, values: np.ndarray) -> FittedTransform
     :param values: (N,), the observations, without NaN.
     :raises ValueError: if the transform is not defined for all of them.
     """
+    check_transform(asked, given)
     bounds = read_bounds(given)
     if bounds is not None:
         _require_inside(values, bounds)
     if asked is None:
-        return FittedTransform(None) if bounds is None else _by_bounds(values, bounds)
+        return UNTRANSFORMED if bounds is None else _by_bounds(values, bounds)
     if asked == "rank":
         return FittedTransform(fit_rank(values, *(bounds or natural_bounds(values))))
     if asked == "logit":

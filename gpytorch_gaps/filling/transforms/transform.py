@@ -85,13 +85,6 @@ class Transform(ABC):
                 latent[flags], variance[flags] = side * mean, own
         return latent, variance
 
-    def nearest(self, latent: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """The z that agree with `values` and are nearest to some others: z itself, but for values at an end."""
-        found = self.forward(values)
-        low, high = self.at_ends(values)
-        found[low], found[high] = np.minimum(latent[low], self.ends[0]), np.maximum(latent[high], self.ends[1])
-        return found
-
 
 def _moments_below(end: float, mean: float, deviation: float) -> tuple[float, float]:
     """Mean and variance of a normal variable that is at most `end`."""
