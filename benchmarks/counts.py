@@ -249,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     facts = machine_facts()
     print(described(facts), flush=True)
     rows: list[dict[str, Any]] = []
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # the first one loads modules of torch, for a second or two
     if "peers" in options.parts:
         for name in LIKELIHOODS:
             rows += compare(name, options)

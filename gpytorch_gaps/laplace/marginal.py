@@ -26,6 +26,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.laplace.densities import curvature, derivatives, is_curvature
 from gpytorch_gaps.laplace.mode import LaplaceMode, covariances, noisy_covariance, pseudo_noise
 from gpytorch_gaps.laplace.model import LaplaceGP
+from gpytorch_gaps.laplace.shared import reusing
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.train_covariance import wide_product
 
@@ -119,15 +120,17 @@ def _moved(
         return v, wide_product(kernel, v.unsqueeze(-1)).squeeze(-1)
 
     found, left = torch.zeros_like(slope), slope
-    v, u = preconditioned(left)
-    direction, image, merit = v, u, left @ u
-    for _ in range(_MAX_CORRECTIONS):
-        product = direction + curvature * image
-        step = merit / (image @ product)
-        found, left = found + step * direction, left - step * product
-        if bool(left.norm() <= tolerance):
-            break
+    system = noisy.system()
+    with reusing(system, system.last_preconditioner):  # that of the log-determinant, which has the same matrix
         v, u = preconditioned(left)
-        before, merit = merit, left @ u
-        direction, image = v + merit / before * direction, u + merit / before * image
+        direction, image, merit = v, u, left @ u
+        for _ in range(_MAX_CORRECTIONS):
+            product = direction + curvature * image
+            step = merit / (image @ product)
+            found, left = found + step * direction, left - step * product
+            if bool(left.norm() <= tolerance):
+                break
+            v, u = preconditioned(left)
+            before, merit = merit, left @ u
+            direction, image = v + merit / before * direction, u + merit / before * image
     return found

@@ -16,6 +16,7 @@ would be too long where the data say more than expected.
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +26,7 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps.laplace.densities import curvature, derivatives, is_curvature, log_density
+from gpytorch_gaps.laplace.shared import SharedPreconditioner
 from gpytorch_gaps.operators.inspect import grid_covariance
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.train_covariance import wide_product
@@ -34,7 +36,8 @@ from gpytorch_gaps.solvers.config import SolveConfig
 _MAX_STEPS = 100
 _MAX_HALVINGS = 30
 _ENOUGH_OF_SLOPE = 1e-4  # share of the increase that the slope promises, for a step to be taken
-_SOLVE_SHARE = 0.1  # of the present error, that a solve may leave: Newton's steps are no better than that
+_SOLVE_SHARE = 0.1  # of the present error, that a solve may leave
+_NEXT_ERROR = 0.5  # times the square of the present error of each observation: what a step of Newton's method leaves
 _LEAST_INFORMATION = 1e-8  # times the prior variance: noise beyond is the same as no observation
 
 
@@ -90,7 +93,7 @@ def find_mode(
     y: Tensor,
     config: SolveConfig,
     tolerance: float,
-    start: Tensor | None = None,
+    starts: Sequence[Tensor] = (),
 ) -> LaplaceMode:
     """The mode of the latent function.
 
@@ -98,12 +101,11 @@ def find_mode(
     :param y: observations. shape: (N,)
     :param config: of the solves.
     :param tolerance: error of the mean that may be left, in its standard deviations.
-    :param start: weights a to start from. shape: (N,)
+    :param starts: weights a, of which the best is started from; from the prior mean where none is finite. shape: (N,)
     """
     newton = _Newton(prior, likelihood, y, config, tolerance)
-    found = newton.at(torch.zeros_like(newton.mean) if start is None else start.double())
-    if start is not None and not math.isfinite(found.objective):
-        found = newton.at(torch.zeros_like(newton.mean))
+    states = [own for own in map(newton.at, starts) if math.isfinite(own.objective)]
+    found = max(states, key=lambda own: own.objective) if states else newton.at(torch.zeros_like(newton.mean))
     if not math.isfinite(found.objective):
         raise ValueError(
             f"LaplaceGP: log p(y | f) is {found.objective} at the prior mean, expected a finite number: try a constant "
@@ -136,6 +138,7 @@ class _Newton:
         self.kernel = covariances(prior).detach()
         self.mean = prior.mean.detach().double()
         self.likelihood, self.y, self.config, self.tolerance = likelihood, y.double(), config, tolerance
+        self.shared = SharedPreconditioner()
         self.least = _LEAST_INFORMATION / float(self.kernel.diagonal(dim1=-1, dim2=-2).max())
 
     def at(self, weights: Tensor, latent: Tensor | None = None, steps: int = 0) -> LaplaceMode:
@@ -150,15 +153,17 @@ class _Newton:
 
     def step(self, now: LaplaceMode) -> LaplaceMode | None:
         """The next state; None if the objective cannot be increased."""
-        wanted = max(_SOLVE_SHARE * min(now.error_in_std, 1.0), 0.5 * self.tolerance)
+        deserved = min(_SOLVE_SHARE, _NEXT_ERROR * now.error_in_std / math.sqrt(len(now.noise)))
+        wanted = max(deserved * min(now.error_in_std, 1.0), 0.5 * self.tolerance)
         config = self.config.replace(tolerance=max(self.config.tolerance, min(0.5, wanted)), mean_tolerance=wanted)
         noise, slope = now.noise, (now.targets - now.latent) / now.noise
         if not is_curvature(self.likelihood):
             largest = torch.maximum(1.0 / noise, curvature(self.likelihood, now.latent, self.y))
             noise = pseudo_noise(largest, self.least).to(self.kernel.dtype).double()
         noisy = noisy_covariance(self.kernel, noise)
-        rhs = (now.latent + noise * slope - self.mean).unsqueeze(-1)
-        weights = noisy.solve_columns(rhs, config, guess=now.weights.unsqueeze(-1), of_data=True).solution.squeeze(-1)
+        rhs, guess = (now.latent + noise * slope - self.mean).unsqueeze(-1), now.weights.unsqueeze(-1)
+        with self.shared.serving(noisy.system()):
+            weights = noisy.solve_columns(rhs, config, guess=guess, of_data=True).solution.squeeze(-1)
         latent = self.mean + wide_product(self.kernel, weights.unsqueeze(-1)).squeeze(-1)
         share = self._line_search(now, slope, weights - now.weights, latent - now.latent)
         if share is None:

@@ -61,14 +61,14 @@ class LaplaceGP(ExactGP):
         self.train_targets = train_targets
         self.likelihood = likelihood
         self.prediction_strategy = None
-        self._start: Tensor | None = None  # weights of the last mode
+        self._last_weights: list[Tensor] = []  # of the last two modes
         self._mode: LaplaceMode | None = None
         _check(self.train_inputs, train_targets, likelihood)
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
         super().set_train_data(inputs, targets, strict)
         _check(self.train_inputs, self.train_targets, self.likelihood)
-        self._start = self._mode = None
+        self._last_weights, self._mode = [], None
 
     def _clear_cache(self) -> None:
         super()._clear_cache()
@@ -110,9 +110,11 @@ class LaplaceGP(ExactGP):
         """
         config = settings.current()
         tolerance = _SHARE_OF_TOLERANCE * (config.mean_tolerance or 1.0)
-        start = self._start if self._start is not None and len(self._start) == len(targets) else None
-        mode = find_mode(prior, self.likelihood, targets, config, tolerance, start)
-        self._start = mode.weights
+        known = [weights for weights in self._last_weights if len(weights) == len(targets)]
+        # as hyperparameters move, so does the mode: mostly on a straight line
+        starts = [*known[-1:], *([2.0 * known[-1] - known[-2]] if len(known) == 2 else [])]
+        mode = find_mode(prior, self.likelihood, targets, config, tolerance, starts)
+        self._last_weights = [*known, mode.weights][-2:]
         return mode
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:

@@ -212,6 +212,7 @@ def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -
     system, share = operator.system(), Share(config.communicator, config.num_probes)
     choice = data_preconditioner(system, config)
     preconditioner = None if choice is None else make_preconditioner(system, choice)
+    system.last_preconditioner = preconditioner
     traced = preconditioner if isinstance(preconditioner, NeighbourPreconditioner) else None
     own_rhs = rhs if share.has_data else rhs[..., :0]
     probes = draw_probes(

@@ -10,6 +10,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, BetaLikelihood, PoissonLik
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.laplace import densities, mode
+from gpytorch_gaps.laplace.shared import SharedPreconditioner
 from tests.laplace._dense import Model, latent, likelihood_and_data
 
 
@@ -144,6 +145,36 @@ def test_certain_classes_do_not_overflow():
         posterior = model.eval()(grid.points())
     assert posterior.mean.isfinite().all()
     assert posterior.variance.min() > 0
+
+
+@pytest.mark.filterwarnings("ignore:LaplaceGP")  # no step is taken
+def test_the_mode_is_predicted_from_the_last_two(monkeypatch):
+    errors = []
+    for last in (2, 1):
+        model, _ = model_of()
+        for level in (0.0, 0.1, 0.2):
+            model.mean_module.constant = level
+            monkeypatch.setattr(mode, "_MAX_STEPS", 0 if level == 0.2 else 100)
+            model._last_weights = model._last_weights[-last:]
+            prior = model.train()(*model.train_inputs)
+            found = model.find_mode(prior, model.train_targets)
+        errors.append(found.error_in_std)
+    assert errors[0] < 0.3 * errors[1]
+
+
+def test_newton_steps_share_a_preconditioner_while_the_noise_moves_little():
+    model, _ = model_of()
+    kernel = mode.covariances(model.train()(*model.train_inputs)).detach()
+    once = torch.linspace(0.5, 1.0, len(model.train_targets), dtype=torch.float64)
+    shared, reused = SharedPreconditioner(), []
+    for noise in (once, 1.9 * once, torch.cat([once[:-1], 2.1 * once[-1:]]), 1.5 * once):
+        noisy = mode.noisy_covariance(kernel, noise)
+        with shared.serving(noisy.system()), gaps.settings.dense_size(0), gaps.record_solves() as solves:
+            solution = noisy.solve(noise, config=gaps.settings.current().replace(tolerance=1e-9))
+        torch.testing.assert_close(noisy.to_dense() @ solution, noise)
+        reused.append("set up for a matrix like it" in solves[-1].reason)
+        assert noisy.system().reused_preconditioner is None
+    assert reused == [False, True, False, True]  # the last one serves as that of the third does
 
 
 def test_a_mode_that_is_not_reached_is_a_warning(monkeypatch):
