@@ -129,7 +129,8 @@ class VarianceReport:
 
     `error` has one entry per point, in the units of the variance. For ``"exact"`` it is a bound, from the tolerance,
     the residuals and rounding. For the others, 95 % of points stay within it, judged by some exact variances
-    (``"low_rank"``) or by the number of samples (``"pathwise"``: about two standard errors).
+    (``"low_rank"``) or by the number of samples (``"pathwise"``: about two standard errors). Where the nearest
+    observations say nearly all, ``"pathwise"`` needs no samples, and is judged by nearly exact variances, too.
 
     >>> report = VarianceReport("exact", torch.zeros(2), seconds=0.0)
     >>> print(report)

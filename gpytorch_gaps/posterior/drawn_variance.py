@@ -11,6 +11,11 @@ are independent. Each gives an estimate of v. Together, weighted by their precis
 ``(2 / n) v^2 (t - v)^2 / (v^2 + (t - v)^2)``: where neighbours say nearly all, next to nothing. On no neighbours b = 0,
 and t is the prior variance.
 
+**Whether to draw.** At some pilots, points picked at random, ``t - v`` is known: see
+:mod:`gpytorch_gaps.posterior.pilots`. Where it is at most 2 % of t at nearly all of them, as along most long series,
+nothing is drawn. The variances are then t, which is never too small. The stated error is the share of t that ``t - v``
+takes at most, at nearly all pilots.
+
 **Solves.** A solution with ``A a = y - r`` is exact for ``y - r``. With ``mu = g'a + b'r_J``, d and h are therefore off
 by ``w'r`` for ``w = A^-1 g - b``, the weights of ``h = w'y``, and ``(w'r)^2 <= w'Dw r'D^-1 r <= (t - v) r'D^-1 r``.
 Without neighbours it is also at most ``v r'D^-1 r``: see :mod:`gpytorch_gaps.solvers.goal`.
@@ -24,6 +29,7 @@ from torch import Tensor
 
 from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts
 from gpytorch_gaps.posterior.pathwise import conditioned_draws
+from gpytorch_gaps.posterior.pilots import Pilots, pilots
 from gpytorch_gaps.posterior.regressions import Regressions, regressions
 from gpytorch_gaps.posterior.train_covariance import has_float64_entries
 from gpytorch_gaps.reports import ApproximateVarianceWarning, VarianceReport, one_report
@@ -32,9 +38,8 @@ ASKED_FOR = "asked for"  # the reason of a method that the settings name
 # Relative errors of variances, half of them and nearly all, up to which nobody is warned: those of standard deviations
 # are half as large, and less than what uncertain length-scales and noise make of them.
 _UNREMARKABLE = {0.5: 0.02, 0.95: 0.2}
-_FEWEST_DRAWS = 8  # with fewer, the stated error would be wrong
-# No more draws are made where all variances but this share are within this relative error.
-_NEGLIGIBLE, _MOST_WORSE = 0.01, 0.01
+# Nothing is drawn where t is right to this share of itself, 1 % of a standard deviation, at all pilots but so many.
+_NEGLIGIBLE, _MOST_WORSE = 0.02, 0.03
 
 
 def quantile_of_draws(count: int) -> float:
@@ -51,11 +56,17 @@ def drawn_variance(
     """Estimates from draws, with a warning where draws were not asked for.
 
     :param reason: why the variances are not exact.
-    :param made: where the draws minus the mean are put. shape: (*batch, Q, n)
+    :param made: where the draws minus the mean are put, which are then made in any case. shape: (*batch, Q, n)
     """
-    local = _regressions(parts)
+    local, count = _regressions(parts), parts.config.variance_samples
+    if local.rows.numel() and made is None:
+        beyond, number = _share_beyond(pilots(parts, local))
+        if beyond <= _NEGLIGIBLE:
+            error = beyond * local.left + _rounding(parts, local)
+            why = f"{reason}; neighbours leave at most {beyond:.1%} of them, judged by {number} points"
+            return local.left, VarianceReport("pathwise", error, 0.0, reason=why)
     kept: list[Tensor] | None = None if made is None else []
-    left, of_mean, missed, count = _moments(parts, local, parts.config.variance_samples, kept)
+    left, of_mean, missed = _moments(parts, local, count, kept)
     if made is not None and kept:
         made.append(torch.cat(kept, -1))
     variance, share = _combined(local.left, left, of_mean)
@@ -80,18 +91,17 @@ def _regressions(parts: PosteriorParts) -> Regressions:
 
 def _moments(
     parts: PosteriorParts, local: Regressions, count: int, kept: list[Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws, and of how many: fewer, where these are enough.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws.
 
     :param kept: where d is put, of a few draws at a time. shape (*batch, Q, n)
     :return: shape (*batch, Q) twice, (*batch, 1)
     """
     left, of_mean = torch.zeros_like(local.left), torch.zeros_like(local.left)
-    missed, number = torch.zeros_like(local.left[..., :1]), 0
+    missed = torch.zeros_like(local.left[..., :1])
     regressed = local.rows.numel() > 0
     with one_report():
-        first = _FEWEST_DRAWS if regressed else None
-        for draws in conditioned_draws(parts, count, what="variances from samples", first=first):
+        for draws in conditioned_draws(parts, count, what="variances from samples"):
             explained, observed = draws.explained.double(), draws.observed
             if draws.residual is not None:
                 observed = observed.double() - draws.residual
@@ -105,11 +115,7 @@ def _moments(
                 kept.append(deviation)
             left = left + deviation.square().sum(-1)
             of_mean = of_mean + beyond.square().sum(-1)
-            number += draws.tested.size(-1)
-            counted = regressed and number >= _FEWEST_DRAWS
-            if counted and _precise(local.left, left / number, of_mean / number, number):
-                break
-    return left / number, of_mean / number, missed / number, number
+    return left / count, of_mean / count, missed / count
 
 
 def _combined(known: Tensor, left: Tensor, of_mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,11 +138,11 @@ def _spread(variance: Tensor, rest: Tensor) -> Tensor:
     return variance * rest / size.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _precise(known: Tensor, left: Tensor, of_mean: Tensor, count: int) -> bool:
-    """Whether nearly all variances are known so well already that more draws would not be noticed."""
-    variance, _ = _combined(known, left, of_mean)
-    off = quantile_of_draws(count) * _spread(variance, known - variance) > _NEGLIGIBLE * variance
-    return float(off.double().mean()) <= _MOST_WORSE
+def _share_beyond(found: Pilots) -> tuple[float, int]:
+    """The share of t that ``t - v`` takes at most, at nearly all of so many pilots."""
+    at_most = (found.beyond + found.off) / found.left.clamp_min(torch.finfo(torch.float64).tiny)
+    nearly_all = math.ceil((1.0 - _MOST_WORSE) * len(at_most))
+    return float(at_most.kthvalue(nearly_all).values), len(at_most)
 
 
 def _rounding(parts: PosteriorParts, local: Regressions) -> Tensor:

@@ -175,23 +175,17 @@ class PosteriorParts:
         return self.observed.solve(columns, expected=self.num_points, tolerance=tolerance)
 
 
-def chunks(count: int, size: int, what: str, unit: str = "point", first: int | None = None) -> Iterator[slice]:
+def chunks(count: int, size: int, what: str, unit: str = "point") -> Iterator[slice]:
     """Slices of at most `size` of `count` columns, with a progress bar that counts columns.
-
-    :param first: the most columns of the first slice, after which the caller may have enough.
 
     >>> list(chunks(5, 2, "variances"))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    >>> list(chunks(5, 4, "variances", first=2))
-    [slice(0, 2, None), slice(2, 5, None)]
     """
     with with_bar(None, what, total=count, unit=unit) as bar:
-        start, wanted = 0, size if first is None else min(size, first)
-        while start < count:
-            stop = min(start + wanted, count)
+        for start in range(0, count, size):
+            stop = min(start + size, count)
             yield slice(start, stop)
             bar.update(stop - start)
-            start, wanted = stop, size
 
 
 def _rows_of(cross: LinearOperator) -> list[KernelRowsOperator]:

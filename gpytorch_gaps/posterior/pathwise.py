@@ -55,18 +55,15 @@ def conditioned_draws(
     count: int,
     generator: torch.Generator | None = None,
     what: str = "samples",
-    first: int | None = None,
 ) -> Iterator[ConditionedDraws]:
     """Draws of the prior and what their solves explain, a few draws at a time.
 
     Where no gradients are wanted, what is explained is in float64, and the residuals of the solves are known.
-
-    :param first: how many draws come first, at most, after which the caller may have enough.
     """
     joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, parts.train, parts.cells, parts.config.memory)
     size = parts.columns_at_once(2 * joint.size + 8 * parts.prior.shape[:-1].numel())
     weights = parts.solve_covariances() if _fewer_points(parts, count) else None  # shape: (*batch, N, Q)
-    for columns in chunks(count, size, what, unit="draw", first=first):
+    for columns in chunks(count, size, what, unit="draw"):
         sizes = [*joint.sizes, parts.num_points]  # the last: of the noise
         *normals, white = normal_columns(sizes, columns.stop - columns.start, parts.train, generator)
         observed, tested = joint.draw(normals)

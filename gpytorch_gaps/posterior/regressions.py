@@ -25,7 +25,7 @@ from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
 
 _NUM_NEIGHBOURS = 320  # at most
-_NUM_NEIGHBOURS_OF_A_SERIES = 128  # at most, along one axis: those at both ends of a tile
+_NUM_NEIGHBOURS_OF_A_SERIES = 64  # at most, along one axis: those at both ends of a tile
 _LEAST_NEIGHBOURS = 8
 _TILE_POINTS = (64, 16, 4, 1)  # that may share their neighbours
 _NEIGHBOURS_PER_POINT = 4  # of a tile, at least: those of few neighbours lie around its middle

@@ -63,7 +63,7 @@ class variance_samples(Number):
     """The most draws that pathwise variances are estimated from: a standard error of at most ``sqrt(2 / samples)``.
 
     At cells of the training grid, draws estimate only what the nearest observations leave, and errors are mostly far
-    smaller. Once 99 % of the variances are within 1 %, no more draws are made.
+    smaller. Where the nearest observations leave less than 2 % of nearly all variances, no draws are made.
 
     :param value: at least 8; default 64.
 

@@ -53,8 +53,8 @@ class Prediction:
         self.solve: SolveReport | None = solves[-1] if solves else None
         self._residual_of_draws = _DRAW_RESIDUAL * math.sqrt(model.train_targets.numel())
         self._drawn: Tensor | None = None
-        self.num_samples = 0
-        """Samples behind the variances, 0 if they are exact."""
+        self.how_variances = "exact"
+        """What the variances come from, once they have been asked for."""
 
     @property
     def is_factorized(self) -> bool:
@@ -75,7 +75,9 @@ class Prediction:
                 variance, self._drawn = self._covariance.variance_and_draws()
             else:
                 variance = self._covariance.diagonal(dim1=-1, dim2=-2)  # .variance is clamped at 1e-10
-        self.num_samples = solves.variances[-1].num_samples if solves.variances else 0
+        if solves.variances and solves.variances[-1].method == "pathwise":
+            samples = solves.variances[-1].num_samples
+            self.how_variances = f"from {samples} samples" if samples else "from the nearest observations"
         return variance
 
     def covariance(self) -> Tensor:

@@ -191,7 +191,7 @@ class InMemoryFilling(Filling):
                 variance = prediction.variance(draws).cpu() + noise
             std = np.where(self.observed, 0.0, np.nan)
             std[where] = variance.clamp_min(0.0).sqrt().numpy() * widening(int(self.observed.sum()))
-            std_method = f"from {prediction.num_samples} samples" if prediction.num_samples else "exact"
+            std_method = prediction.how_variances
         report = self._reports(chosen, check, mean, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
             std *= self.calibration(check)

@@ -58,6 +58,13 @@ def test_a_series_takes_one_dense_factor_and_no_eigen_decomposition(monkeypatch,
     assert counted == {("cholesky_ex", int((~np.isnan(values)).sum())): 1}
 
 
+def test_a_long_series_says_that_neighbours_gave_its_standard_deviations(monkeypatch):
+    monkeypatch.setattr(predict, "_MAX_DENSE", 0)
+    monkeypatch.setattr(predict, "_MAX_EXACT_VARIANCE_FLOPS", 0.0)
+    result = gaps.fill_gaps(series(), kernels=[MaternKernel(nu=0.5)], steps=2, check=False, progress=False)
+    assert result.report.std_method == "from the nearest observations"
+
+
 @pytest.mark.parametrize("check", [False, True])
 def test_the_mean_is_solved_for_once(monkeypatch, check):
     monkeypatch.setattr(predict, "_MAX_DENSE", 0)  # iterative

@@ -1,0 +1,70 @@
+"""What regressions on neighbours leave to all other observations, found at a few points that are picked at random.
+
+The regression ``b'y_J`` of a value f leaves the variance t, all observations leave v: see
+:mod:`gpytorch_gaps.posterior.drawn_variance`. With ``e = g - A b``, the covariance of the observations with what the
+regression leaves of f,
+
+    ``t - v = e'A^-1 e``
+
+One solve serves many pilots i, with random signs ``s_i = +-1``. For ``A u = sum_j s_j e_j``,
+
+    ``s_i e_i'u = (t_i - v_i) + sum_(j != i) s_i s_j e_i'A^-1 e_j``
+
+The last sum has mean zero. It is small, since what neighbours leave hardly depends on observations far away, and its
+size is known: it is that of ``e_i'u`` for a solve that serves other pilots.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.posterior.parts import PosteriorParts
+from gpytorch_gaps.posterior.regressions import Regressions
+from gpytorch_gaps.posterior.train_covariance import wide_product
+from gpytorch_gaps.reports import one_report
+
+_NUM_PILOTS = 192
+_COLUMNS = (2, 8)  # right-hand sides, at least and at most
+_POINTS_BETWEEN_PILOTS = 2000  # of one right-hand side, where more of these can make it so
+
+
+class Pilots(NamedTuple):
+    """Points, what neighbours leave of their variances, and what of that others explain. shape: (P,) each"""
+
+    points: Tensor
+    left: Tensor  # t
+    beyond: Tensor  # an estimate of t - v
+    off: Tensor  # its standard error, and what the residuals of the solves may add
+
+
+@torch.no_grad()
+def pilots(parts: PosteriorParts, local: Regressions) -> Pilots:
+    """Pilots picked at random, one in each of equal parts of all points.
+
+    :param local: regressions of the points, on some neighbours.
+    """
+    generator = torch.Generator().manual_seed(0)
+    places = (local.members >= 0).nonzero()  # nearby points follow each other
+    count, device = min(_NUM_PILOTS, len(places)), places.device
+    picked = (torch.arange(count) + torch.rand(count, generator=generator)) * (len(places) / count)
+    tile, member = places[picked.long().clamp_max(len(places) - 1).to(device)].unbind(-1)
+    signs = 2.0 * torch.randint(2, (count,), generator=generator).double().to(device) - 1.0
+    wanted = -(-count * _POINTS_BETWEEN_PILOTS // len(places))
+    columns = max(min(wanted, _COLUMNS[1], count), _COLUMNS[0])
+    column = (torch.arange(count, device=device) % columns).unsqueeze(-1)
+    chosen = torch.zeros(count, columns, dtype=torch.float64, device=device).scatter(1, column, signs.unsqueeze(-1))
+    points, rows, weights = local.members[tile, member], local.rows[tile], local.coefficients[tile, member].double()
+    left, few = local.left[points], parts.at(points)
+
+    fitted = torch.zeros(parts.train.size(-1), columns, dtype=torch.float64, device=device)
+    fitted = fitted.index_add(0, rows.flatten(), (weights.unsqueeze(-1) * chosen.unsqueeze(-2)).flatten(0, 1))
+    covariance = wide_product(few.cross.mT, chosen).double() - parts.observed.matmul(fitted)  # sums of s_j e_j
+    with one_report():
+        u, residual = parts.observed.solve_for_variances(covariance, chosen.abs().mT @ left, columns)
+    image = (covariance - residual)[rows]  # of u, shape: (P, m, C)
+    of_all = wide_product(few.cross, u).double() - (weights.unsqueeze(-1) * image).sum(-2)  # e_i'u, shape: (P, C)
+    others = of_all.scatter(1, column, 0.0).square().sum(-1) / (columns - 1)
+    beyond = (signs * of_all.gather(1, column).squeeze(-1)).clamp_min(0.0)
+    missed = parts.observed.variance_error(residual)[column.squeeze(-1)]  # (e'A^-1 r)^2 <= (t - v) r'D^-1 r
+    return Pilots(points, left, beyond.minimum(left), others.sqrt() + (beyond * missed).sqrt() + missed)
