@@ -10,17 +10,21 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise, Noise
+from gpytorch.models import ExactGP
 from gpytorch.priors import Prior
 from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps.grid.cartesian import CartesianGrid, refuse_other_grid
+from gpytorch_gaps.likelihoods.gross_errors import GrossErrors, find_gross_errors
+from gpytorch_gaps.likelihoods.marginal import MarginalNormal
 from gpytorch_gaps.likelihoods.noise import GivenNoise, as_variances
 from gpytorch_gaps.operators import SelectedKroneckerDiagOperator
 from gpytorch_gaps.operators.inspect import GridPoints, grid_covariance, grid_points
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.covariance import PosteriorCovarianceOperator
+from gpytorch_gaps.posterior.strategy import predicting
 from gpytorch_gaps.utils.tensors import first_equal_row
 
 
@@ -41,6 +45,9 @@ class GappyGridLikelihood(GaussianLikelihood):
     :param noise_prior: prior of the learned noise.
     :param noise_constraint: constraint of the learned noise. GPyTorch's default keeps it above 1e-4.
     :param batch_shape: batch shape of the learned noise, for a batch of models.
+    :param robust: whether some observations may have gross errors: a variance of their own, beside the noise of all.
+        :meth:`weigh` finds them; :func:`fit` calls it. New observations are predicted without gross errors. Not for
+        batches.
     :raises ValueError: if variances are not finite and above 0, if options for given and learned noise are combined, or
         if `noise_axis` is not an axis of `grid`.
 
@@ -63,7 +70,11 @@ class GappyGridLikelihood(GaussianLikelihood):
         noise_prior: Prior | None = None,
         noise_constraint: Interval | None = None,
         batch_shape: torch.Size = torch.Size(),  # noqa: B008  # an immutable tuple, as in GPyTorch
+        robust: bool = False,
     ) -> None:
+        if not isinstance(robust, bool) or (robust and len(batch_shape)):
+            came = f"a batch of shape {tuple(batch_shape)}" if len(batch_shape) else repr(robust)
+            raise ValueError(f"robust: got {came}, expected True, for one model, or False")
         learned = {"noise_prior": noise_prior, "noise_constraint": noise_constraint, "batch_shape": batch_shape}
         if noise is not None:
             if noise_axis is not None or noise_prior is not None or noise_constraint is not None:
@@ -77,20 +88,77 @@ class GappyGridLikelihood(GaussianLikelihood):
         self.noise_axis = None if noise_axis is None or grid is None else noise_axis % len(grid.axes)
         self.grid = grid if noise_axis is not None else None
         self.noise_elsewhere = noise_elsewhere
+        self.gross_errors = GrossErrors() if robust else None
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any) -> None:
         if self.grid is not None:
             refuse_other_grid(self.grid, state_dict, f"{prefix}grid.")
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    # -- gross errors ------------------------------------------------------------------------------------------------
+
+    def weigh(self, model: ExactGP) -> Tensor:
+        """Finds the observations with gross errors, with the present hyperparameters, for ``robust=True``.
+
+        The variances that are found are part of the ``state_dict``, and stay as they are until the next call: call this
+        before training and every ten steps or so, which :func:`fit` does by itself, and after ``set_train_data``.
+
+        :param model: the model of this likelihood, with its training data.
+        :return: :attr:`distrusted`.
+        :raises ValueError: if the likelihood is not robust, is not that of the model, or the model is a batch.
+
+        >>> import gpytorch, torch, gpytorch_gaps as gaps
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y, grid):
+        ...         super().__init__(x, y, gaps.GappyGridLikelihood(robust=True))
+        ...         self.mean_module = gpytorch.means.ZeroMean()
+        ...         self.covar_module = gaps.GappyGridKernel([gpytorch.kernels.RBFKernel()], grid)
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> values = torch.linspace(0, 6, 50).sin()
+        >>> values[31] = 40.0
+        >>> grid, x, y = gaps.from_array(values)
+        >>> model = Model(x, y, grid)
+        >>> x[model.likelihood.weigh(model)]
+        tensor([[31.]])
+        """
+        gross = self._own_gross_errors()
+        if getattr(model, "likelihood", None) is not self:
+            raise ValueError("model: got one with another likelihood, expected the model of this one")
+        if model.train_targets is None or model.train_targets.dim() != 1:
+            came = "none" if model.train_targets is None else f"shape {tuple(model.train_targets.shape)}"
+            raise ValueError(f"model: train_targets: got {came}, expected observations of shape (N,)")
+        with predicting(model, progress=False), gpytorch.settings.prior_mode(True), torch.no_grad():
+            prior = model(*model.train_inputs)
+            noise = self._noise(prior.mean.shape, prior.lazy_covariance_matrix, (), None)._diagonal()
+        find_gross_errors(model, gross, noise)
+        return self.distrusted
+
+    @property
+    def distrusted(self) -> Tensor:
+        """Flags of the observations with gross errors, of a robust likelihood. shape: (N,)"""
+        return self._own_gross_errors().variance > 0
+
+    def check_observations(self, observations: Tensor) -> None:
+        """Raises a ValueError if gross errors were found for other observations than these."""
+        if self.gross_errors is not None:
+            self.gross_errors.check(observations)
+
+    def _own_gross_errors(self) -> GrossErrors:
+        if self.gross_errors is None:
+            raise ValueError("robust: got False, expected a GappyGridLikelihood(robust=True)")
+        return self.gross_errors
+
     def get_fantasy_likelihood(self, **kwargs: Any) -> Any:
-        """Likelihood of a model with further observations.
+        """Likelihood of a model with further observations, which have no gross errors until the next :meth:`weigh`.
 
         :param kwargs: ``noise``, the variances of the further observations, if those of the others were given.
         :return: the likelihood.
         :raises ValueError: if ``noise`` is missing.
         """
         fantasy = super().get_fantasy_likelihood(**kwargs)
+        if fantasy.gross_errors is not None:
+            fantasy.gross_errors.believes_further = True
         if not isinstance(self.noise_covar, GivenNoise) or self.noise.size(-1) == 1:
             return fantasy
         if kwargs.get("noise") is None:
@@ -133,6 +201,16 @@ class GappyGridLikelihood(GaussianLikelihood):
         return self._diagonal(base_shape, None, params, noise)
 
     def _diagonal(
+        self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
+    ) -> DiagLinearOperator:
+        """The covariance of noise and gross errors of `shape` points."""
+        diagonal = self._noise(shape, covariance, params, noise)
+        if self.gross_errors is None or noise is not None or covariance is None or _is_posterior(covariance):
+            return diagonal
+        gross = self.gross_errors.variances(shape)
+        return diagonal if gross is None else DiagLinearOperator(diagonal._diagonal() + gross)
+
+    def _noise(
         self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
     ) -> DiagLinearOperator:
         """The noise covariance of `shape` points."""
@@ -187,19 +265,6 @@ class GappyGridLikelihood(GaussianLikelihood):
                 "likelihood(posterior, noise=...) with one for each test point"
             )
         return DiagLinearOperator(given[..., where].expand(*shape[:-1], shape[-1]))
-
-
-class MarginalNormal(MultivariateNormal):
-    """``N(m, K + D)`` with a covariance that computes its own solves and log-determinants.
-
-    ``gpytorch.settings.fast_computations.log_prob`` chooses between these and a dense N x N factorization. It is a
-    setting of the process, which importing BoTorch turns off. Here ``settings.logdet_method`` decides instead;
-    ``logdet_method("exact")`` asks for a dense log-determinant.
-    """
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        with gpytorch.settings.fast_computations.log_prob(True):
-            return super().log_prob(value)
 
 
 def _points(covariance: LinearOperator | None, params: tuple[Any, ...]) -> GridPoints:

@@ -88,6 +88,8 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         if isinstance(train_prior_dist, MultitaskMultivariateNormal):
             raise ValueError("model: got a multitask prior; expected outputs as an axis of the grid (IndexKernel)")
         super().__init__(train_inputs, train_prior_dist, train_labels, likelihood, **roots)
+        if hasattr(likelihood, "check_observations"):
+            likelihood.check_observations(train_labels)
         covariance: LinearOperator = self.lik_train_train_covar  # type: ignore[has-type]
         if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's likelihoods leave the kernel lazy
             covariance = grid_covariance(covariance._linear_op) + covariance._diag_tensor

@@ -146,6 +146,7 @@ def _train(run: TrainingRun, options: _Options, progress: bool) -> History:
                 bar.update()
                 if file is not None and len(run.history) % options.checkpoint_every == 0:
                     file.save()
+        run.weigh()
         run.history.stopped = stopped
         if file is not None:
             file.save()
@@ -162,7 +163,7 @@ def _train(run: TrainingRun, options: _Options, progress: bool) -> History:
 
 def _advance(run: TrainingRun, plateau: Plateau, steps: int) -> str:
     """Takes one step of the optimizer or, after a plateau, of L-BFGS. Returns why the fit ends, or ""."""
-    if run.converged:
+    if run.converged and not (run.weigh() and run.begin_finish()):
         return "converged"
     if len(run.history) >= steps:
         return "steps"

@@ -44,6 +44,8 @@ class History:
     """Expected gain of an L-BFGS step at the end of a fit, in nats for all observations; None for other steps."""
     num_observations: int = 0
     """Observations of each GP: ``loss * num_observations`` is in nats."""
+    num_distrusted: int | None = None
+    """Observations with gross errors; None unless the likelihood is robust."""
     stopped: str = ""
     """Why the fit ended: ``"converged"``, ``"plateau"``, ``"steps"`` or ``"interrupted"``; empty before the end.
 
@@ -78,10 +80,11 @@ class History:
         noise = "" if self.noise[-1] is None else f", noise {self.noise[-1]:.3g}"
         bytes_sent = sum(self.sent_bytes)
         sent = f", {format_bytes(bytes_sent / len(self))} sent per step" if bytes_sent else ""
+        distrusted = "" if self.num_distrusted is None else f", {self.num_distrusted} observations distrusted"
         return (
             f"{len(self)} steps, {ended}: loss {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
             f"nats per observation (best {self.best_loss:.4g}){noise}, {sum(self.iterations)} CG iterations, "
-            f"{sum(self.seconds):.3g} s{sent}"
+            f"{sum(self.seconds):.3g} s{sent}{distrusted}"
         )
 
     def _append(self, **entries: Any) -> None:

@@ -27,6 +27,8 @@ from gpytorch_gaps.training.finish import CONVERGED_GAIN_NATS, FINISH_PROBES_FAC
 from gpytorch_gaps.training.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.utils.threads import threads_for
 
+_STEPS_BETWEEN_WEIGHINGS = 10  # of the optimizer, of observations that may have gross errors
+
 
 class TrainingRun:
     """A fit in progress.
@@ -66,6 +68,8 @@ class TrainingRun:
         noise = _mean_noise(self.model.likelihood)
         for entries in (self._losses, self._records, self._gradient_seconds):
             entries.clear()
+        if self.finish is None and len(self.history) % _STEPS_BETWEEN_WEIGHINGS == 0:
+            self.weigh()
         optimizer: Any = self.finish or self.optimizer
         optimizer.step(self._evaluate)
         if not self._losses:
@@ -89,6 +93,20 @@ class TrainingRun:
             loss=self._losses[0],
         )
         self.state = self.snapshot()
+
+    def weigh(self) -> bool:
+        """Finds the gross errors, for a robust likelihood. Returns whether other observations are distrusted now."""
+        likelihood = self.model.likelihood
+        if getattr(likelihood, "gross_errors", None) is None:
+            return False
+        before = likelihood.distrusted
+        try:
+            likelihood.weigh(self.model)
+        except (NanError, NotPSDError) as error:
+            self._fail(f"the covariance cannot be factorized: {error}", error)
+        variance = self.comm.broadcast(likelihood.gross_errors.variance, "gross errors")
+        self.history.num_distrusted = int((variance > 0).sum())
+        return not torch.equal(before, likelihood.distrusted)
 
     def begin_finish(self) -> bool:
         """Replaces the optimizer by L-BFGS, unless the loss is not a deterministic function of the parameters.
