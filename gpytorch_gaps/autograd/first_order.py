@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpytorch_gaps.linalg.circle_eigen import CircleBasis
+from gpytorch_gaps.linalg.circulant import CirculantOperator
+from gpytorch_gaps.linalg.factors import Basis, Factor
+
 
 def refuse_second_order() -> None:
     """Raises inside a backward pass that is itself differentiated: only ``create_graph=True`` enables gradients there.
@@ -39,10 +43,18 @@ class FirstOrderOnly(Function):
         return grad_outputs[0]
 
 
-def frozen_eigenvalues(factors: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
+def frozen_eigenvalues(factors: Sequence[Factor], vectors: Sequence[Basis]) -> list[Tensor]:
     """``q' K q`` for every eigenvector of every factor, float64. shape: (*batch, m_i, m_i) -> (*batch, r_i)
 
     Values that rounding made negative are set to zero but keep their derivative, which a clamp would drop.
     """
-    quotients = [(q.detach() * (f.double() @ q.detach())).sum(-2) for f, q in zip(factors, vectors, strict=True)]
+    quotients = [_quotients(f.double(), q) for f, q in zip(factors, vectors, strict=True)]
     return [FirstOrderOnly.apply(quotient - quotient.detach().clamp_max(0.0)) for quotient in quotients]
+
+
+def _quotients(factor: Factor, vectors: Basis) -> Tensor:
+    if isinstance(factor, CirculantOperator):
+        assert isinstance(vectors, CircleBasis)
+        return vectors.quotients(factor)
+    assert torch.is_tensor(vectors)
+    return (vectors.detach() * (factor @ vectors.detach())).sum(-2)

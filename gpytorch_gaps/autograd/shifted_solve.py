@@ -12,14 +12,13 @@ from torch.autograd import Function
 from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient
 from gpytorch_gaps.autograd.first_order import refuse_second_order
 from gpytorch_gaps.linalg.eigen import KroneckerEigen
-from gpytorch_gaps.linalg.products import kron_matmul_flops
+from gpytorch_gaps.linalg.products import product_flops
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized
 
 
 def _work(eigen: KroneckerEigen, noise: Tensor, x: Tensor) -> Work:
-    shapes = [(vectors.size(-2), vectors.size(-1)) for vectors in eigen.vectors]
-    return float(kron_matmul_flops(shapes, x.numel() // max(1, x.size(-2)))), x.numel()
+    return product_flops(eigen.vectors, x.numel() // max(1, x.size(-2))), x.numel()
 
 
 @sized(_work)

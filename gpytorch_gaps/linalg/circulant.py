@@ -31,7 +31,7 @@ from gpytorch_gaps.utils.tensors import look_up
 
 _CACHED_NUMBERS = 2**18  # on a torus, transformed together: 2 MiB
 _NUMBERS_PER_MATRIX = 2**22  # likewise, with a dense axis: few passes over its matrices, one for every frequency
-_FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
+FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
 
 
 class CirculantOperator(LinearOperator):
@@ -109,6 +109,12 @@ class CirculantOperator(LinearOperator):
         alike = all(map(same_positions, self.row_positions, self.col_positions))
         return self.num_dense[0] == self.num_dense[1] and alike
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether rows and columns are all places of every circle: then it has eigenvectors of its own."""
+        whole = all(map(same_positions, self.row_positions, self.torus))
+        return whole and self.is_symmetric and self.inner == self.torus
+
     def is_like(self, other: "CirculantOperator") -> bool:
         """Whether rows and columns are on the same places of the same circles as those of another."""
         if self.inner != other.inner or self.num_dense != other.num_dense:
@@ -121,7 +127,7 @@ class CirculantOperator(LinearOperator):
         """What a product with one column takes, in FLOPs of matrix products."""
         places = math.prod(self.inner)
         transforms = 2.5 * places * math.log2(max(2, places)) * sum(self.num_dense)
-        return _FFT_SLOWDOWN * transforms + 2.0 * places * math.prod(self.num_dense)
+        return FFT_SLOWDOWN * transforms + 2.0 * places * math.prod(self.num_dense)
 
     def _size(self) -> torch.Size:
         rows, columns = math.prod(self.row_axes), math.prod(self.col_axes)

@@ -1,7 +1,7 @@
 """Eigen-decomposition of a Kronecker product: ``K_1 ⊗ ... ⊗ K_d = Q T Q'``, ``Q = ⊗ Q_i`` and ``T = ⊗ T_i``.
 
-Factors are decomposed one by one in float64. If only the p largest (or smallest) eigenvalues are needed, the M
-eigenvalues of the product are neither formed nor sorted.
+Factors are decomposed one by one in float64; on whole circles, Q_i is an operator. If only the p largest (or smallest)
+eigenvalues are needed, the M eigenvalues of the product are neither formed nor sorted.
 
 >>> values = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0])]
 >>> leading_products(values, 2)[0].tolist()
@@ -16,7 +16,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.products import cast_without_denormals, kron_diagonal, kron_matmul, kron_matmul_flops
+from gpytorch_gaps.linalg.circle_eigen import CircleBasis, circle_eigh
+from gpytorch_gaps.linalg.factors import Basis, Factor, all_dense, eigh_cubes
+from gpytorch_gaps.linalg.products import (
+    cast_without_denormals,
+    kron_diagonal,
+    kron_matmul,
+    kron_matmul_flops,
+    product_flops,
+)
 from gpytorch_gaps.linalg.selection import product_at, ravel
 from gpytorch_gaps.linalg.smooth_eigh import eigh_of_smooth
 from gpytorch_gaps.utils.threads import Work, sized, threads_for
@@ -28,14 +36,17 @@ _MAX_ROOT_FLOPS = 0.6  # of those of a square product: two products with roots r
 
 def _solve_work(eigen: "KroneckerEigen", noise: Tensor, x: Tensor) -> Work:
     columns = x.shape[:-2].numel() * x.size(-1)
-    return kron_matmul_flops([(q.size(-2), q.size(-1)) for q in eigen.vectors], columns), x.numel()
+    return product_flops(eigen.vectors, columns), x.numel()
 
 
 @dataclass(frozen=True)
 class KroneckerEigen:
-    """Orthonormal eigenvectors and non-negative eigenvalues of each factor, ascending. It is not differentiable."""
+    """Orthonormal eigenvectors and non-negative eigenvalues of each factor. It is not differentiable.
 
-    vectors: tuple[Tensor, ...]  # shape: (*batch, m_i, m_i) each
+    Eigenvalues of a matrix ascend; of a factor on whole circles, they do at every frequency.
+    """
+
+    vectors: tuple[Basis, ...]  # shape: (*batch, m_i, m_i) each
     values: tuple[Tensor, ...]  # shape: (*batch, m_i) each
     negative: float = 0.0  # size of the most negative eigenvalue of the product before clamping to zero
 
@@ -49,17 +60,46 @@ class KroneckerEigen:
         return kron_diagonal(self.values)
 
     @cached_property
-    def transposed(self) -> tuple[Tensor, ...]:
+    def transposed(self) -> tuple[Basis, ...]:
         return tuple(vectors.mT for vectors in self.vectors)
 
     def to(self, dtype: torch.dtype) -> "KroneckerEigen":
         if dtype == self.vectors[0].dtype:
             return self
         vectors, values = (
-            tuple(cast_without_denormals(q, dtype) for q in self.vectors),
+            tuple(
+                q.to(dtype) if isinstance(q, CircleBasis) else cast_without_denormals(q, dtype) for q in self.vectors
+            ),
             tuple(t.to(dtype) for t in self.values),
         )
         return KroneckerEigen(vectors, values, self.negative)
+
+    @property
+    def matrices(self) -> Sequence[Tensor]:
+        """Q_i, where all of them are matrices: what single eigenvectors are taken from."""
+        assert all_dense(self.vectors)
+        return self.vectors
+
+    def truncated(self, level: float) -> tuple[tuple[Basis, ...], tuple[Tensor, ...]]:
+        """Q_i and T_i without eigenvalues that no product brings above a level.
+
+        On whole circles, as many are kept at every frequency. shape: (*batch, m_i, r_i) and (*batch, r_i)
+        """
+        tops = [values.amax() for values in self.values]
+        total = torch.stack(tops).prod()
+        ascending = [  # shape: (*batch, m_i, 1), or (*batch, a, n) on whole circles
+            values.unflatten(-1, (-1, vectors.num_places if isinstance(vectors, CircleBasis) else 1))
+            for vectors, values in zip(self.vectors, self.values, strict=True)
+        ]
+        kept = [(values * (total / top) >= level).sum(-2).max() for values, top in zip(ascending, tops, strict=True)]
+        ranks = torch.stack(kept).clamp_min(1).tolist()  # one read of a few numbers, where the host must decide
+        return (
+            tuple(
+                q.last(rank) if isinstance(q, CircleBasis) else q[..., -rank:]
+                for q, rank in zip(self.vectors, ranks, strict=True)
+            ),
+            tuple(values[..., -rank:, :].flatten(-2) for values, rank in zip(ascending, ranks, strict=True)),
+        )
 
     @cached_property
     def roots(self) -> tuple[Tensor, ...]:
@@ -68,7 +108,7 @@ class KroneckerEigen:
         For smooth kernels few eigenvalues remain. A product with the roots is as exact, and much cheaper.
         """
         found = []
-        for vectors, values in zip(self.vectors, self.values, strict=True):
+        for vectors, values in zip(self.matrices, self.values, strict=True):
             floor = torch.finfo(torch.float64).eps * values.amax(-1, keepdim=True)
             kept = max(1, int((values > floor).sum(-1).max()))  # ascending: the last ones
             found.append(vectors[..., -kept:] * values[..., -kept:].sqrt().unsqueeze(-2))
@@ -83,6 +123,8 @@ class KroneckerEigen:
     @cached_property
     def is_low_rank(self) -> bool:
         """Whether products with the roots are cheaper than with K, and K has no negative eigenvalues."""
+        if not all_dense(self.vectors):
+            return False
         largest = math.prod(float(values.amax()) for values in self.values)
         if self.negative > ROUNDING * largest:
             return False
@@ -110,8 +152,10 @@ def factored_if_cheaper(known: KroneckerEigen | None) -> KroneckerEigen | None:
     return known if known is not None and known.is_low_rank else None
 
 
-def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
+def kron_eigh(factors: Sequence[Factor]) -> KroneckerEigen:
     """Eigen-decomposition of every factor, in float64 for any precision. Cost: sum m_i^3.
+
+    Factors are matrices, or on whole circles, where the cost is that of a matrix of the dense axis at every frequency.
 
     Kernel matrices are positive semi-definite: eigenvalues that rounding made negative are set to zero.
 
@@ -120,8 +164,12 @@ def kron_eigh(factors: Sequence[Tensor]) -> KroneckerEigen:
     [3.0, 3.0, 6.0, 6.0]
     """
     known: dict[tuple, tuple[Tensor, Tensor]] = {}  # a factor shared by several axes is decomposed once
-    pairs = []
+    pairs: list[tuple[Tensor, Basis]] = []
     for factor in factors:
+        if not torch.is_tensor(factor):
+            with threads_for(9.0 * eigh_cubes(factor)):
+                pairs.append(circle_eigh(factor))
+            continue
         key = (factor.data_ptr(), factor.shape, factor.stride(), factor.dtype)
         if key not in known:
             own = _without_repeats(factor.detach()).double()

@@ -4,25 +4,40 @@ What the algorithms need of a factor beyond what tensors and operators have in c
 diagonals, casts): entries, the tensor that it is made of, the axes that it spans, and the cost of a product.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.linalg.circle_eigen import CircleBasis
 from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.frequencies import by_frequency
 from gpytorch_gaps.utils.tensors import look_up
 
 Factor = Tensor | CirculantOperator
+Basis = Tensor | CircleBasis
+"""The eigenvectors of a factor: a matrix, or an operator."""
 _NEGATIVE_ROUNDING = 1e-10  # of the largest eigenvalue
 _SHORT_AXIS = 2048  # levels of a regular axis up to which all pairs of them are compared
 
 
-def all_dense(factors: Iterable[Factor]) -> bool:
-    """Whether all factors are matrices, which have eigenvectors."""
+def all_dense(factors: Sequence[Factor | Basis]) -> TypeGuard[Sequence[Tensor]]:
+    """Whether all factors are matrices, whose eigenvectors are columns of matrices."""
     return all(torch.is_tensor(factor) for factor in factors)
+
+
+def have_eigenbases(factors: Iterable[Factor]) -> bool:
+    """Whether all factors are matrices, or on whole circles."""
+    return all(torch.is_tensor(factor) or factor.is_closed for factor in factors)
+
+
+def eigh_cubes(factor: Factor) -> float:
+    """The cubes of the sizes of the matrices that an eigen-decomposition decomposes."""
+    if torch.is_tensor(factor):
+        return float(factor.size(-1)) ** 3
+    return float(prod(factor.torus[:-1]) * (factor.torus[-1] // 2 + 1)) * float(factor.num_dense[0]) ** 3
 
 
 def leaf(factor: Factor) -> Tensor:
@@ -141,12 +156,21 @@ def _axis_covariances(factor: Factor) -> list[Tensor]:
 
 def row_norm_squared(factor: Factor) -> Tensor:
     """At least the largest squared norm of a row, over a batch; not read by the host."""
+    return _largest_row_sum(factor, torch.square)
+
+
+def row_sum(factor: Factor) -> Tensor:
+    """At least the largest sum of the sizes of the entries of a row, over a batch; not read by the host."""
+    return _largest_row_sum(factor, torch.abs)
+
+
+def _largest_row_sum(factor: Factor, size: Callable[[Tensor], Tensor]) -> Tensor:
     if not isinstance(factor, CirculantOperator):
-        return factor.square().sum(-1).max()
-    square, torus_dims = factor.table.square(), len(factor.torus)
+        return size(factor).sum(-1).max()
+    sizes, torus_dims = size(factor.table), len(factor.torus)
     for axis in range(-torus_dims, 0):  # all lags but the first are there twice, on either side
-        square = 2.0 * square.sum(axis, keepdim=True) - square.narrow(axis, 0, 1)
-    return square.flatten(-torus_dims).squeeze(-1).sum(-1).max()
+        sizes = 2.0 * sizes.sum(axis, keepdim=True) - sizes.narrow(axis, 0, 1)
+    return sizes.flatten(-torus_dims).squeeze(-1).sum(-1).max()
 
 
 def asymmetry(factor: Factor) -> Tensor:
@@ -176,7 +200,7 @@ def negative_share(factor: CirculantOperator) -> float:
     return share if share > _NEGATIVE_ROUNDING else 0.0
 
 
-def operator_product_flops(factors: Sequence[Factor], order: Iterable[int], num_rhs: int) -> float:
+def operator_product_flops(factors: Sequence[Factor | Basis], order: Iterable[int], num_rhs: int) -> float:
     """FLOPs of a product with the factors one after the other, in a given order."""
     sizes, flops = [factor.size(-1) for factor in factors], 0.0
     for i in order:

@@ -6,6 +6,8 @@ tensor([[[1., 2., 3.],
          [1., 2., 3.]]], dtype=torch.float64)
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,3 +38,23 @@ def filtered(spectrum: Tensor, x: Tensor, torus_dims: int) -> Tensor:
     image = by_frequency(spectrum, torus_dims) @ parts.movedim(-2, -3).flatten(-2)  # shape: (*batch, f, a, C * 2)
     image = image.unflatten(-1, (x.size(dense_dim), 2)).movedim(-4, -2).contiguous()  # shape: (*batch, a, C, f, 2)
     return torch.view_as_complex(image).transpose(-3, -2).unflatten(-1, frequencies)
+
+
+def conjugate_pairs(circles: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The frequencies k that a real transform keeps, their opposites -k, and where each frequency is among these.
+
+    Frequencies are numbered with the last circle fastest. The third result counts k first, then all -k.
+
+    >>> first, second, place = conjugate_pairs((5,), torch.device("cpu"))
+    >>> first.tolist(), second.tolist(), place.tolist()
+    ([0, 1, 2], [0, 4, 3], [0, 1, 2, 5, 4])
+    """
+    kept = (*circles[:-1], circles[-1] // 2 + 1)
+    first = second = torch.zeros(1, dtype=torch.long, device=device)
+    for places, some in zip(circles, kept, strict=True):
+        own = torch.arange(some, device=device)
+        first = (first.unsqueeze(-1) * places + own).flatten()
+        second = (second.unsqueeze(-1) * places + (-own) % places).flatten()
+    number = torch.arange(len(first), device=device)
+    place = torch.empty(math.prod(circles), dtype=torch.long, device=device)
+    return first, second, place.scatter_(0, second, len(first) + number).scatter_(0, first, number)

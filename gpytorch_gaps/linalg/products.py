@@ -18,7 +18,7 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.factors import Factor, all_dense, operator_product_flops
+from gpytorch_gaps.linalg.factors import Basis, Factor, all_dense, operator_product_flops
 
 # Numbers in a block of `_blocked`: one or two MB, which stay in cache, and a millisecond of work, enough for threads.
 _BLOCK_NUMBERS = 2**18
@@ -30,7 +30,7 @@ _NEGLIGIBLE_FRACTION = 1e-12
 _SMALL_GRID_CELLS = 2**15
 
 
-def kron_matmul(factors: Sequence[Factor], x: Tensor) -> Tensor:
+def kron_matmul(factors: Sequence[Factor | Basis], x: Tensor) -> Tensor:
     """``(F_1 ⊗ ... ⊗ F_d) x`` in ``O(M Σ m_i)``, for square or rectangular factors; batches broadcast as in ``matmul``.
 
     :param factors: F_i, matrices or operators, shape (*batch, q_i, m_i) each.
@@ -84,7 +84,7 @@ def kron_matmul_flops(shapes: Sequence[tuple[int, int]], num_rhs: int = 1) -> in
     return flops
 
 
-def product_flops(factors: Sequence[Factor], num_rhs: int = 1) -> float:
+def product_flops(factors: Sequence[Factor | Basis], num_rhs: int = 1) -> float:
     """FLOPs of :func:`kron_matmul`; of operators, as many as take the same time."""
     shapes = [(factor.size(-2), factor.size(-1)) for factor in factors]
     if all_dense(factors):
@@ -194,7 +194,7 @@ def _blocks_pay(factors: Sequence[Tensor], x: Tensor) -> bool:
     return prod(sizes) * x.shape[-1] >= _MIN_BATCHED_ROWS * max(sizes)
 
 
-def _in_order(factors: Sequence[Factor], x: Tensor, order: Iterable[int]) -> Tensor:
+def _in_order(factors: Sequence[Factor | Basis], x: Tensor, order: Iterable[int]) -> Tensor:
     """The axes in a given order, each in place: ``F_i`` times each of the ``left`` matrices ``(m_i, right)``."""
     num_rhs = x.shape[-1]
     sizes = [f.shape[-1] for f in factors]

@@ -77,7 +77,7 @@ class FillGapsOperator(KroneckerFactorsOperator):
             return super()._diagonal()
         eigen = self._eigen()
         inverse = 1.0 / (eigen.products + self.noise.double())
-        grid = kron_matmul([vectors.square() for vectors in eigen.vectors], inverse.unsqueeze(-1))
+        grid = kron_matmul([vectors.square() for vectors in eigen.matrices], inverse.unsqueeze(-1))
         return select_cells(grid, self.gap_index).squeeze(-1).to(self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:

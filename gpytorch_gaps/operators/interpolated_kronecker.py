@@ -99,7 +99,7 @@ class InterpolatedKroneckerOperator(KroneckerCovarianceOperator):
             shared["eigen"] = kron_eigh(self.factors)
         eigen = shared["eigen"]
         values, positions = leading_products_stable(eigen.values, min(rank, eigen.num_cells))
-        tables = [self.rows.table(axis, q[..., positions[axis]]) for axis, q in enumerate(eigen.vectors)]
+        tables = [self.rows.table(axis, q[..., positions[axis]]) for axis, q in enumerate(eigen.matrices)]
         return reduce(torch.mul, tables) * values.sqrt().unsqueeze(-2)
 
     def _transpose_nonbatch(self) -> "InterpolatedKroneckerOperator":

@@ -78,7 +78,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
 
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
         """``P = F C F' + D`` of about that rank, in the eigenvectors of K; None where there is none."""
-        if not self.system().has_eigenbasis:
+        if not self.system().has_eigenvectors:
             return None
         chosen = best_rank(self.system(), 1, 1e-6, rank)
         return low_rank_approximation(self.system(), chosen.ranks) if chosen.rank else None

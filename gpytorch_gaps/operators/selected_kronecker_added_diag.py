@@ -112,7 +112,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
 
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
         system = self.system()
-        if not system.has_eigenbasis:
+        if not system.has_eigenvectors:
             return None
         rank = min(rank, system.num_cells)
         if system.row_scale is None:

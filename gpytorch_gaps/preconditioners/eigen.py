@@ -43,7 +43,7 @@ class EigenPreconditioner(LowRankPreconditioner):
         values, positions = leading_products_stable(eigen.values, min(rank, eigen.num_cells))
         smallest = float(noise.min())
         left_over = largest_left_out(eigen.values, positions) / smallest if smallest > 0 else math.inf
-        super().__init__(eigen.vectors, positions, values, train_index, noise, left_over=left_over, trace=trace)
+        super().__init__(eigen.matrices, positions, values, train_index, noise, left_over=left_over, trace=trace)
 
 
 class ShiftedEigenPreconditioner(LowRankPreconditioner):
@@ -67,4 +67,4 @@ class ShiftedEigenPreconditioner(LowRankPreconditioner):
         values, positions = leading_products_stable(eigen.values, min(rank, eigen.num_cells), largest=False)
         inverse = 1.0 / (values + noise)
         self.shift = 0.5 * inverse.min(-1, keepdim=True).values
-        super().__init__(eigen.vectors, positions, inverse - self.shift, gap_index, self.shift)
+        super().__init__(eigen.matrices, positions, inverse - self.shift, gap_index, self.shift)

@@ -16,8 +16,8 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import ROUNDING, KroneckerEigen
-from gpytorch_gaps.linalg.factors import Factor
-from gpytorch_gaps.linalg.products import kron_matmul_flops
+from gpytorch_gaps.linalg.factors import Basis, Factor
+from gpytorch_gaps.linalg.products import product_flops
 from gpytorch_gaps.linalg.selection import product_at, select_cells, spread_cells, unravel
 from gpytorch_gaps.preconditioners import ShiftedEigenPreconditioner
 from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
@@ -77,15 +77,15 @@ class GapSystem(NoisySystem):
     @cached_property
     def fillable(self) -> bool:
         """Whether fill-gaps applies: eigenvectors, constant noise, and no cell observed twice."""
-        return self.has_eigenbasis and self.constant_noise and not self.has_repeats
+        return self.term.has_eigenbasis and self.constant_noise and not self.has_repeats
 
     def require_fillable(self, method: str) -> None:
         if not self.fillable:
             came = "a cell observed twice" if self.constant_noise else "one noise per point"
-            came = came if self.has_eigenbasis else "a block of axes, which has no eigenvectors"
+            came = came if self.term.has_eigenbasis else "a block of axes, which has no eigenvectors"
             raise ValueError(
-                f"gap_method: got {method!r} with {came}, expected one kernel per axis, noise constant or a product "
-                "over axes, and no cell observed twice; use 'ignore' here"
+                f"gap_method: got {method!r} with {came}, expected one kernel per axis or all longitudes of the globe, "
+                "noise constant or a product over axes, and no cell observed twice; use 'ignore' here"
             )
 
     @cached_property
@@ -98,7 +98,7 @@ class GapSystem(NoisySystem):
     @cached_property
     def local_gappiness(self) -> float:
         """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud."""
-        return local_gappiness(self.gap_index, self.shape)
+        return local_gappiness(self.gap_index, self.term.axes)
 
     @property
     def gaps_are_scattered(self) -> bool:
@@ -141,38 +141,27 @@ class GapSystem(NoisySystem):
         largest = math.prod(float(values.amax()) for values in self.eigen().values)
         return self.eigen().negative <= ROUNDING * largest
 
-    def truncated(self, tolerance: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def truncated(self, tolerance: float) -> tuple[tuple[Basis, ...], tuple[Tensor, ...]]:
         """Eigenvectors and eigenvalues of each axis, without those that no product brings above :meth:`level`.
 
         shape: (*batch, m_i, r_i) and (*batch, r_i)
         """
-        return self.cached(("truncated", tolerance), lambda: self._truncated(self.level(tolerance)))
+        return self.cached(("truncated", tolerance), lambda: self.eigen().truncated(self.level(tolerance)))
 
     def level(self, tolerance: float) -> float:
         """An eigenvalue of K that may be dropped: all of them cost a tenth of the tolerance in the residual."""
         return 0.1 * tolerance * self.least_noise
 
-    def _truncated(self, level: float) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        values = self.eigen().values
-        tops = [value.amax() for value in values]
-        total = torch.stack(tops).prod()
-        kept = [(value * (total / top) >= level).sum(-1).max() for value, top in zip(values, tops, strict=True)]
-        ranks = torch.stack(kept).clamp_min(1).tolist()  # one read of a few numbers, where the host must decide
-        return (
-            tuple(q[..., -rank:] for q, rank in zip(self.eigen().vectors, ranks, strict=True)),
-            tuple(value[..., -rank:] for value, rank in zip(values, ranks, strict=True)),
-        )
-
     # -- products ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def rotation_flops(self) -> float:
-        """FLOPs of one product with all eigenvectors and one column: fill-gaps takes two."""
-        return float(kron_matmul_flops([(size, size) for size in self.shape], 1))
+        """FLOPs of one product with all eigenvectors and one column, as many as with K: fill-gaps takes two."""
+        return product_flops(self.factors())
 
     def truncated_flops(self, tolerance: float) -> float:
         """FLOPs of one product with the truncated eigenvectors and one column: the spectral method takes two."""
-        return float(kron_matmul_flops([(q.size(-2), q.size(-1)) for q in self.truncated(tolerance)[0]], 1))
+        return product_flops(self.truncated(tolerance)[0])
 
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """``K[rows, columns] x``, in the precision of x. shape: (*batch, len(columns), C) -> (*batch, len(rows), C)"""

@@ -19,6 +19,7 @@ from gpytorch_gaps.linalg.factors import (
     asymmetry,
     axis_covariances,
     factor_axes,
+    have_eigenbases,
     joint_covariances,
     leaf,
     row_norm_squared,
@@ -89,7 +90,12 @@ class KroneckerTerm:
 
     @property
     def has_eigenbasis(self) -> bool:
-        """Whether all factors are matrices that can be decomposed."""
+        """Whether products with all eigenvectors can be had, as fill-gaps takes them."""
+        return have_eigenbases(self.factors())
+
+    @property
+    def has_eigenvectors(self) -> bool:
+        """Whether single eigenvectors can be had, as a low rank needs them: all factors are matrices."""
         return all_dense(self.factors())
 
     @property
@@ -136,7 +142,7 @@ class KroneckerTerm:
     def eigenvalues(self, factors: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Some products of eigenvalues, differentiable in the same factors as this term's. shape: (*batch, p)"""
         used = [torch.unique(axis, return_inverse=True) for axis in positions]  # products with these are far cheaper
-        vectors = [q[..., columns] for q, (columns, _) in zip(self.eigen().vectors, used, strict=True)]
+        vectors = [q[..., columns] for q, (columns, _) in zip(self.eigen().matrices, used, strict=True)]
         return product_at(frozen_eigenvalues(factors, vectors), torch.stack([local for _, local in used]))
 
     def trace(self, index: Tensor) -> Tensor:
@@ -157,7 +163,7 @@ class KroneckerTerm:
     @property
     def least_eigenvalue(self) -> Tensor:
         """The smallest eigenvalue of K, over a batch; zero where it is not known."""
-        if not self.has_eigenbasis:
+        if not self.has_eigenvectors:
             return self.leaves[0].new_zeros(())
         return torch.stack([values.amin() for values in self.eigen().values]).prod()
 

@@ -156,7 +156,7 @@ def eigen_preconditioner(system: NoisySystem, ranks: tuple[int, ...]) -> LowRank
 
 def has_low_rank(system: NoisySystem) -> bool:
     """Whether a preconditioner can be made of eigenvectors; it divides by the noise."""
-    return system.has_eigenbasis and system.least_noise > 0
+    return system.has_eigenvectors and system.least_noise > 0
 
 
 def low_rank_approximation(system: NoisySystem, ranks: tuple[int, ...]) -> LowRankPreconditioner:
@@ -191,7 +191,7 @@ def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None)
     left_out = system.gain * sum(term.left_out(rank) for term, rank in zip(system.terms, ranks, strict=True))
     all_known = (system.other is None or system.other.is_low_rank) and system.least_noise > 0
     return system.low_rank(
-        [side_by_side(axis) for axis in zip(*(term.eigen().vectors for term in system.terms), strict=True)],
+        [side_by_side(axis) for axis in zip(*(term.eigen().matrices for term in system.terms), strict=True)],
         torch.cat(positions, -1),
         eigenvalues_kept(system, ranks, [term.factors() for term in system.terms]),
         root=root,

@@ -120,9 +120,9 @@ class NoisySystem:
         return False
 
     @property
-    def has_eigenbasis(self) -> bool:
-        """Whether the eigenvectors of every term can be had."""
-        return all(term.has_eigenbasis for term in self.terms)
+    def has_eigenvectors(self) -> bool:
+        """Whether single eigenvectors of every term can be had."""
+        return all(term.has_eigenvectors for term in self.terms)
 
     @cached_property
     def least_noise(self) -> float:

@@ -9,6 +9,7 @@ from gpytorch_gaps.operators.estimates import estimated_together, log_determinan
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.planning.logdet import LogdetPlan, data_preconditioner
 from tests import _dense as dense
+from tests.linalg.test_circle_eigen import on_circles
 
 SHAPE = (7, 6)
 CELLS = 42
@@ -203,6 +204,22 @@ def test_gradients_on_the_gap_side(noise, drawn):
     solutions = torch.linalg.solve(block, probes).detach()
     expected = torch.linalg.slogdet(whole).logabsdet + (solutions * (block @ probes)).sum(0).mean()
     for found, right in zip(ours.gradients(logdet), own.gradients(expected), strict=True):
+        assert dense.relative(found, right) < 1e-7
+
+
+def test_gradients_on_the_gap_side_of_whole_circles(drawn):
+    """Likewise, for a table of covariances by lag."""
+    noise = torch.tensor([0.1], dtype=torch.float64)
+    closed = on_circles((7,), 3)
+    ours, own = (dense.leaves(closed.table, dense.matern32(2), noise) for _ in range(2))
+    kernel = SelectedKroneckerOperator(closed.with_table(ours[0]), ours[1], row_index=INDEX, col_index=INDEX)
+    logdet, report = log_determinant(kernel.add_diagonal(ours[2]), ON_GAPS, CONFIG)
+    assert report.reason == "gaps side"
+    whole = torch.kron(closed.with_table(own[0]).to_dense(), own[1]) + own[2] * dense.identity(CELLS)
+    block = dense.select(torch.linalg.inv(whole), GAPS)
+    solutions = torch.linalg.solve(block, drawn["probes"]).detach()
+    expected = torch.linalg.slogdet(whole).logabsdet + (solutions * (block @ drawn["probes"])).sum(0).mean()
+    for found, right in zip(torch.autograd.grad(logdet, ours), torch.autograd.grad(expected, own), strict=True):
         assert dense.relative(found, right) < 1e-7
 
 

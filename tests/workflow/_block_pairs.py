@@ -32,7 +32,7 @@ def torus_and_time(small=False, fraction=0.4):
 def sphere_and_time(small=False, fraction=0.4):
     shape = _size(small, (14, 30, 6), (5, 12, 4))
     axes, values = gappy(shape, fraction, 2)
-    axes[0] = 75.0 * (2.0 * axes[0] ** 1.5 - 1.0)  # latitudes need not be regular
+    axes[0] = 90.0 * (2.0 * axes[0] ** 1.5 - 1.0)  # both poles; latitudes need not be regular
     axes[1] = torch.arange(shape[1], dtype=torch.float64) * (360.0 / shape[1])
     grid, x, y = gaps.from_array(values, axes)
 

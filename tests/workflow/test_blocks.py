@@ -64,6 +64,7 @@ def test_the_neighbours_preconditioner_and_estimated_log_determinants(case):
     with (
         settings.dense_size(0),
         settings.logdet_method("stochastic"),
+        settings.gap_method("ignore"),
         settings.preconditioner("neighbours"),
         settings.num_neighbours(15),
         MAX_CHOLESKY(0),
@@ -107,6 +108,26 @@ def test_methods_of_eigenvectors_are_refused():
         pytest.raises(ValueError, match="preconditioner_rank: got 20 for a block of axes, expected None"),
     ):
         model(pair.test_x).mean  # noqa: B018
+
+
+@pytest.mark.parametrize("method", ["fill", "spectral", "penalize", "auto"])
+def test_gaps_of_the_globe_are_filled(method):
+    """All longitudes close a circle, with the poles and the date line on it: there is an eigenbasis."""
+    pair = BLOCKS["a sphere and time"](small=True)
+    for model in pair.both():
+        model.eval()
+    goal = settings.solve_tolerance(1e-6 if method == "penalize" else 1e-9)
+    no_matrix = settings.dense_size(0), MAX_CHOLESKY(0)
+    with torch.no_grad(), goal, settings.gap_method(method), no_matrix[0], no_matrix[1], gaps.record_solves() as solves:
+        posterior = pair.ours(pair.test_x)
+        mean, variance = posterior.mean, posterior.variance
+    assert all(report.converged for report in solves)
+    assert solves[0].method == method if method != "auto" else solves[0].method in ("fill", "spectral")
+    with torch.no_grad(), MAX_CHOLESKY(10_000):
+        expected = _dense_posterior(pair)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if method == "penalize" else {"rtol": 1e-7, "atol": 1e-7}
+    torch.testing.assert_close(mean, expected.mean, **tolerance)
+    torch.testing.assert_close(variance, expected.variance, **tolerance)
 
 
 # -- data that come and go -------------------------------------------------------------------------------------------

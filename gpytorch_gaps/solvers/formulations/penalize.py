@@ -5,9 +5,12 @@ leaves ``-K_XZ a_Z`` as the residual of the original system, which vanishes as g
 other.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.linalg.factors import row_sum
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.gap_system import GapSystem
@@ -41,10 +44,7 @@ class PenalizeGaps(Formulation):
 
     def _kernel_bound(self) -> float:
         """``|K| = prod |K_i|``, bounded by the largest row sums."""
-        bound = 1.0
-        for factor in self.system.factors():
-            bound *= float(factor.abs().sum(-1).max())
-        return bound
+        return math.prod(float(row_sum(factor)) for factor in self.system.factors())
 
     def start(self, guess: Tensor | None) -> Tensor:
         if guess is None:

@@ -8,6 +8,7 @@ is left of each axis is a narrow basis. A residual r of this system is ``-W Phi 
 import torch
 from torch import Tensor
 
+from gpytorch_gaps.linalg.factors import Basis
 from gpytorch_gaps.linalg.products import kron_diagonal, kron_matmul
 from gpytorch_gaps.linalg.selection import select_cells, spread_cells
 from gpytorch_gaps.solvers.gap_system import GapSystem
@@ -44,7 +45,7 @@ class SpectralGaps(Formulation):
         self._half_flops = system.truncated_flops(goal.reduction)
         self.matmul_flops = 2.0 * self._half_flops
 
-    def _in(self, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _in(self, dtype: torch.dtype) -> tuple[tuple[Basis, ...], tuple[Tensor, ...]]:
         if dtype not in self._vectors:
             self._vectors[dtype] = tuple(q.to(dtype) for q in self._vectors[torch.float64])
             self._diagonals[dtype] = tuple(d.to(dtype) for d in self._diagonals[torch.float64])  # type: ignore[assignment]

@@ -26,19 +26,20 @@ from torch.autograd import Function
 from gpytorch_gaps.autograd.bilinear import kron_bilinear_gradient
 from gpytorch_gaps.autograd.dense import logdet_from
 from gpytorch_gaps.autograd.first_order import frozen_eigenvalues, refuse_second_order
+from gpytorch_gaps.linalg.factors import Factor, leaf, with_leaf
 from gpytorch_gaps.linalg.products import kron_diagonal
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import threads_for
 
 
-def grid_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
+def grid_logdet(system: GapSystem, factors: Sequence[Factor], noise: Tensor) -> Tensor:
     """``log|K + s2 I| = sum log(lambda_i + s2)`` on the whole grid. Differentiable. shape: batch"""
     products = kron_diagonal(frozen_eigenvalues(factors, system.eigen().vectors))
     return (products + noise.double()).log().sum(-1)
 
 
-def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
+def gap_side_logdet(system: GapSystem, factors: Sequence[Factor], noise: Tensor) -> Tensor:
     """``log|A| + log|V A^-1 V'|``. Cost: L^3 / 3 and two Kronecker products a gap. Differentiable. shape: batch
 
     :param system: the same factors and noise, detached, with their eigen-decomposition.
@@ -46,21 +47,22 @@ def gap_side_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor)
     whole = grid_logdet(system, factors, noise)
     if not len(system.gap_index):
         return whole
-    return whole + _ExactBlock.apply(system, noise.double(), *(factor.double() for factor in factors))
+    return whole + _ExactBlock.apply(system, noise.double(), *(leaf(factor).double() for factor in factors))
 
 
 def estimated_gap_side_logdet(
-    system: GapSystem, value: Tensor, left: Tensor, right: Tensor, factors: Sequence[Tensor], noise: Tensor
+    system: GapSystem, value: Tensor, left: Tensor, right: Tensor, factors: Sequence[Factor], noise: Tensor
 ) -> Tensor:
     """``log|V A^-1 V'|`` from an estimate of its value, and probes z that estimate its gradient. shape: batch
 
     :param left: ``S^-1 z / k`` for the k probes, ``S = V A^-1 V'``. shape (*batch, L, k).
     :param right: z, shape (*batch, L, k).
     """
-    return _EstimatedBlock.apply(system, value, left, right, noise.double(), *(factor.double() for factor in factors))
+    leaves = [leaf(factor).double() for factor in factors]
+    return _EstimatedBlock.apply(system, value, left, right, noise.double(), *leaves)
 
 
-def nystrom_logdet(system: GapSystem, factors: Sequence[Tensor], noise: Tensor) -> Tensor:
+def nystrom_logdet(system: GapSystem, factors: Sequence[Factor], noise: Tensor) -> Tensor:
     """The Nystrom approximation, for constant noise. Differentiable in factors and noise. shape: batch"""
     if not system.constant_noise:
         raise ValueError(
@@ -88,11 +90,11 @@ class _ExactBlock(Function):
     @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
-        cholesky, noise, *factors = ctx.saved_tensors
+        cholesky, noise, *leaves = ctx.saved_tensors
         eye = torch.eye(cholesky.size(-1), dtype=cholesky.dtype, device=cholesky.device)
         inverse_root = torch.linalg.solve_triangular(cholesky, eye, upper=False).mT
         parts = inverse_root.split(ctx.system.columns_at_once, dim=-1)
-        return None, *_gradients(ctx.system, noise, factors, grad_outputs[0], ((part, part) for part in parts))
+        return None, *_gradients(ctx.system, noise, leaves, grad_outputs[0], ((part, part) for part in parts))
 
 
 class _EstimatedBlock(Function):
@@ -108,20 +110,24 @@ class _EstimatedBlock(Function):
     @full_float32()
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
-        left, right, noise, *factors = ctx.saved_tensors
-        grads = _gradients(ctx.system, noise, factors, grad_outputs[0], [(left, right)])
+        left, right, noise, *leaves = ctx.saved_tensors
+        grads = _gradients(ctx.system, noise, leaves, grad_outputs[0], [(left, right)])
         return None, None, None, None, *grads
 
 
 def _gradients(
     system: GapSystem,
     noise: Tensor,
-    factors: Sequence[Tensor],
+    leaves: Sequence[Tensor],
     weight: Tensor,
     pairs: Iterable[tuple[Tensor, Tensor]],
 ) -> list[Tensor]:
-    """The gradient of ``-sum (A^-1 V' u)' A (A^-1 V' v)`` over pairs (u, v): for the noise, then for every factor."""
-    factor_grads = [torch.zeros_like(factor) for factor in factors]
+    """The gradient of ``-sum (A^-1 V' u)' A (A^-1 V' v)`` over pairs (u, v): for the noise, then for every factor.
+
+    :param leaves: the tensors that the factors are made of.
+    """
+    factors = list(map(with_leaf, system.factors(), leaves))
+    factor_grads = [torch.zeros_like(own) for own in leaves]
     noise_grad = torch.zeros_like(noise)
     for left, right in pairs:
         columns = left.shape[:-2].numel() * left.size(-1)

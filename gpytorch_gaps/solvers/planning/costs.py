@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.linalg.eigen import columns_in_use
+from gpytorch_gaps.linalg.factors import eigh_cubes
 from gpytorch_gaps.preconditioners.core_matrix import low_rank_flops
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
@@ -112,8 +113,9 @@ def cheaper_than_eigen(system: NoisySystem, num_rhs: int, limit: float) -> bool:
 
     :param limit: rows beyond which no dense solve is considered.
     """
-    shapes = [term.shape for term in system.terms if term.has_eigenbasis and not term.is_decomposed]
-    decompositions = sum(_EIGH_FLOPS_PER_CUBE * float(size) ** 3 for shape in shapes for size in shape)
+    needed = [term for term in system.terms if term.has_eigenvectors or system.fillable]
+    factors = [factor for term in needed if not term.is_decomposed for factor in term.factors()]
+    decompositions = _EIGH_FLOPS_PER_CUBE * sum(map(eigh_cubes, factors))
     rows = system.num_train
     dense = _CHOLESKY_SLOWDOWN * rows**3 / 3.0 + 2.0 * rows**2 * num_rhs
     return rows <= limit and dense <= decompositions

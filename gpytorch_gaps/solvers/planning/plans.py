@@ -92,8 +92,8 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
 def _ignore_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
     """Ignore-gaps with the best of the preconditioners that are allowed."""
     if config.rank and "eigen" in config.preconditioners and not has_low_rank(system):
-        why = "for a block of axes, expected None: it has no eigenvectors"
-        why = "without noise, expected 0: the preconditioner divides by it" if system.has_eigenbasis else why
+        why = "for a block of axes, expected None: its eigenvectors are no columns of a matrix"
+        why = "without noise, expected 0: the preconditioner divides by it" if system.has_eigenvectors else why
         raise ValueError(f"preconditioner_rank: got {config.rank} {why}")
     if config.preconditioners and system.reused_preconditioner is not None:
         return _reusing_plan(system)
