@@ -18,8 +18,10 @@ from gpytorch.likelihoods import (
     BernoulliLikelihood,
     BetaLikelihood,
     Likelihood,
+    MultitaskGaussianLikelihood,
     NegativeBinomialLikelihood,
     PoissonLikelihood,
+    SoftmaxLikelihood,
     StudentTLikelihood,
 )
 from torch import Tensor
@@ -77,6 +79,11 @@ def derivatives(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, T
     with torch.enable_grad():
         f = f if f.requires_grad else f.detach().requires_grad_()
         value = log_density(likelihood, f, y)
+        if value.shape != f.shape:
+            raise ValueError(
+                f"likelihood: got {type(likelihood).__name__} with a log_prob of shape {tuple(value.shape)}, expected "
+                f"one for every value of f: {tuple(f.shape)}"
+            )
         slope = _derivative(value, f)
         return value, slope, information(likelihood, f, slope)
 
@@ -121,13 +128,30 @@ def _(likelihood: BetaLikelihood, y: Tensor) -> tuple[Tensor, str]:
     return (y > 0) & (y < 1), "shares between 0 and 1, both excluded"
 
 
-def check_targets(likelihood: Likelihood, y: Tensor) -> None:
-    """Raises a ValueError that names the first observation which the likelihood cannot have."""
+def check_likelihood(likelihood: Any) -> None:
+    """Raises a ValueError that names a likelihood which is none, or needs several latent functions."""
+    name = type(likelihood).__name__
+    if not isinstance(likelihood, Likelihood):
+        raise ValueError(f"likelihood: got {name}, expected a gpytorch likelihood")
+    if isinstance(likelihood, SoftmaxLikelihood | MultitaskGaussianLikelihood):
+        raise ValueError(f"likelihood: got {name}, of several latent functions; expected a likelihood of one")
+
+
+def check_observations(likelihood: Likelihood, y: Any, rows: int, name: str) -> None:
+    """Raises a ValueError that names the first observation which the likelihood cannot have.
+
+    :param rows: how many observations there are to be.
+    :param name: of the argument.
+    """
+    if not torch.is_tensor(y) or y.shape != (rows,) or y.is_complex():
+        came = f"{tuple(y.shape)} of {y.dtype}" if torch.is_tensor(y) else type(y).__name__
+        raise ValueError(f"{name}: got {came}, expected a tensor of real numbers of shape ({rows},)")
+    y = y.double()
     possible, words = _expected(likelihood, y)
-    bad = ~(possible & y.isfinite())
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
+    bad = (~(possible & y.isfinite())).nonzero().squeeze(-1).tolist()
+    if bad:
+        many = f"; {len(bad)} of {rows} observations are not" if len(bad) > 1 else ""
         raise ValueError(
-            f"train_targets: observation {row} is {y[row].item():g}, expected {words} with a "
-            f"{type(likelihood).__name__}"
+            f"{name}: observation {bad[0]} is {y[bad[0]].item():g}, expected {words} with a "
+            f"{type(likelihood).__name__}{many}"
         )

@@ -23,7 +23,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.laplace.densities import curvature, derivatives, is_curvature
+from gpytorch_gaps.laplace.densities import check_observations, curvature, derivatives, is_curvature
 from gpytorch_gaps.laplace.mode import LaplaceMode, covariances, noisy_covariance, pseudo_noise
 from gpytorch_gaps.laplace.model import LaplaceGP
 from gpytorch_gaps.laplace.shared import reusing
@@ -71,7 +71,10 @@ class LaplaceMarginalLogLikelihood(ExactMarginalLogLikelihood):
 
         :param function_dist: the prior at the observations, ``model(x)`` in training mode.
         :param target: the observations. shape: (N,)
+        :raises ValueError: if the likelihood cannot have one of the observations.
         """
+        if target is not self.model.train_targets:
+            check_observations(self.likelihood, target, function_dist.mean.size(-1), "target")
         mode = self.model.find_mode(function_dist, target)
         total = log_marginal(function_dist, self.likelihood, target.double(), mode)
         total = self._add_other_terms(total.to(function_dist.mean.dtype), params)

@@ -11,7 +11,7 @@ from gpytorch.models.exact_prediction_strategies import prediction_strategy
 from torch import Tensor
 
 from gpytorch_gaps import settings
-from gpytorch_gaps.laplace.densities import check_targets
+from gpytorch_gaps.laplace.densities import check_likelihood, check_observations
 from gpytorch_gaps.laplace.mode import LaplaceMode, find_mode
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
@@ -53,21 +53,24 @@ class LaplaceGP(ExactGP):
     """
 
     def __init__(self, train_inputs: Any, train_targets: Tensor, likelihood: Likelihood) -> None:
-        if not isinstance(likelihood, Likelihood):
-            raise ValueError(f"likelihood: got {type(likelihood).__name__}, expected a gpytorch likelihood")
+        check_likelihood(likelihood)
         GP.__init__(self)
-        inputs = (train_inputs,) if torch.is_tensor(train_inputs) else tuple(train_inputs)
-        self.train_inputs = tuple(own.unsqueeze(-1) if own.dim() == 1 else own for own in inputs)
+        self.train_inputs = _as_inputs(train_inputs)
         self.train_targets = train_targets
         self.likelihood = likelihood
         self.prediction_strategy = None
         self._last_weights: list[Tensor] = []  # of the last two modes
         self._mode: LaplaceMode | None = None
-        _check(self.train_inputs, train_targets, likelihood)
+        check_observations(likelihood, train_targets, self.train_inputs[0].size(-2), "train_targets")
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
+        """Replaces observations, their cells, or both; hyperparameters stay.
+
+        :raises ValueError: if the likelihood cannot have one of the observations; the model keeps its data.
+        """
+        rows = _as_inputs(inputs)[0].size(-2) if inputs is not None else self.train_inputs[0].size(-2)
+        check_observations(self.likelihood, self.train_targets if targets is None else targets, rows, "targets")
         super().set_train_data(inputs, targets, strict)
-        _check(self.train_inputs, self.train_targets, self.likelihood)
         self._last_weights, self._mode = [], None
 
     def _clear_cache(self) -> None:
@@ -125,8 +128,7 @@ class LaplaceGP(ExactGP):
         raise NotImplementedError("get_fantasy_model: new observations move the mode; use set_train_data instead")
 
 
-def _check(inputs: tuple[Tensor, ...], targets: Tensor, likelihood: Likelihood) -> None:
-    if not torch.is_tensor(targets) or targets.dim() != 1 or len(targets) != inputs[0].size(-2):
-        came = tuple(targets.shape) if torch.is_tensor(targets) else type(targets).__name__
-        raise ValueError(f"train_targets: got {came}, expected a tensor of shape ({inputs[0].size(-2)},)")
-    check_targets(likelihood, targets)
+def _as_inputs(given: Any) -> tuple[Tensor, ...]:
+    """One tensor or several, with a column each at least. shape: (N, D) each"""
+    inputs = (given,) if torch.is_tensor(given) else tuple(given)
+    return tuple(own.unsqueeze(-1) if own.dim() == 1 else own for own in inputs)

@@ -6,7 +6,13 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import BernoulliLikelihood, BetaLikelihood, PoissonLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    BetaLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    StudentTLikelihood,
+)
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.laplace import densities, mode
@@ -217,28 +223,73 @@ def test_an_outlier_hardly_moves_a_student_t_model():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+COUNTS = r"expected counts 0, 1, 2, \.\. with a"
+
+
 @pytest.mark.parametrize(
     ("likelihood", "bad", "words"),
     [
-        (PoissonLikelihood(), -1.0, "observation 1 is -1, expected counts"),
-        (PoissonLikelihood(), 0.5, "observation 1 is 0.5, expected counts"),
-        (gpytorch.likelihoods.NegativeBinomialLikelihood(), 2.5, "expected counts"),
-        (BernoulliLikelihood(), -1.0, "expected 0 or 1 with a BernoulliLikelihood"),
-        (BetaLikelihood(), 1.0, "expected shares between 0 and 1"),
-        (StudentTLikelihood(), math.inf, "expected finite numbers"),
+        (PoissonLikelihood(), [-1.0], f"train_targets: observation 1 is -1, {COUNTS} PoissonLikelihood$"),
+        (
+            PoissonLikelihood(),
+            [0.5, -2.0],
+            f"observation 1 is 0.5, {COUNTS} PoissonLikelihood; 2 of 4 observations are not",
+        ),
+        (NegativeBinomialLikelihood(), [2.5], f"observation 1 is 2.5, {COUNTS} NegativeBinomialLikelihood"),
+        (BernoulliLikelihood(), [-1.0], "observation 1 is -1, expected 0 or 1 with a BernoulliLikelihood"),
+        (BetaLikelihood(), [1.0], "observation 1 is 1, expected shares between 0 and 1, both excluded"),
+        (StudentTLikelihood(), [math.inf], "observation 1 is inf, expected finite numbers"),
+        (PoissonLikelihood(), [math.nan], "observation 1 is nan, expected counts"),
     ],
 )
 def test_impossible_observations_are_named(likelihood, bad, words):
     possible = 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0
-    grid, x, _ = gaps.from_array(torch.tensor([1.0, 1.0, 1.0]))
+    y = torch.tensor([possible, *bad, possible])
+    grid, x, _ = gaps.from_array(torch.ones(1, len(y)))
     with pytest.raises(ValueError, match=words):
-        Model(x, torch.tensor([possible, bad, possible]), likelihood, grid)
+        Model(x, y, likelihood, grid)
+    model = Model(x, torch.full_like(y, possible), likelihood, grid)
+    with pytest.raises(ValueError, match=words.replace("train_targets", "targets")):
+        model.set_train_data(targets=y)
+    assert (model.train_targets == possible).all()
+    mll = gaps.LaplaceMarginalLogLikelihood(likelihood, model)
+    with pytest.raises(ValueError, match=words.replace("train_targets", "target")):
+        mll(gpytorch.distributions.MultivariateNormal(torch.zeros(len(y)), torch.eye(len(y))), y)
 
 
-def test_targets_of_another_shape_are_refused():
+@pytest.mark.parametrize(
+    ("targets", "came"),
+    [
+        (torch.ones(8), r"\(8,\) of torch.float32"),
+        (torch.ones(9, 1), r"\(9, 1\) of torch.float32"),
+        (torch.ones(9) + 0j, r"\(9,\) of torch.complex64"),
+        ([1.0] * 9, "list"),
+    ],
+)
+def test_targets_that_are_no_observations_are_refused(targets, came):
+    grid, x, _ = gaps.from_array(torch.ones(3, 3))
+    with pytest.raises(
+        ValueError, match=rf"train_targets: got {came}, expected a tensor of real numbers of shape \(9,\)"
+    ):
+        Model(x, targets, PoissonLikelihood(), grid)
+
+
+def test_likelihoods_of_several_latent_functions_are_refused():
     grid, x, y = gaps.from_array(torch.ones(3, 3))
-    with pytest.raises(ValueError, match=r"train_targets: got \(8,\), expected a tensor of shape \(9,\)"):
-        Model(x, y[1:], PoissonLikelihood(), grid)
+    with pytest.raises(
+        ValueError, match="got SoftmaxLikelihood, of several latent functions; expected a likelihood of one"
+    ):
+        Model(x, y, gpytorch.likelihoods.SoftmaxLikelihood(num_features=1, num_classes=3), grid)
+    model = Model(x, y, gpytorch.likelihoods.DirichletClassificationLikelihood(y.long()), grid)
+    with pytest.raises(ValueError, match=r"a log_prob of shape \(2, 9\), expected one for every value of f: \(9,\)"):
+        log_marginal(model)
+
+
+def test_flags_and_integers_are_observations():
+    grid, x, y = gaps.from_array(torch.tensor([[1.0, 0.0, 1.0, 1.0]]))
+    for likelihood in (BernoulliLikelihood(), PoissonLikelihood()):
+        values = [log_marginal(Model(x, own, likelihood, grid)).item() for own in (y, y.long(), y.bool())]
+        assert values[0] == values[1] == values[2]
 
 
 def test_kernels_without_a_grid_are_refused():
