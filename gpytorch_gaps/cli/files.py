@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def _loaded_if_small(values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Outputs:
-    """`std` is a file of its own; `pictures` are by variable.
+    """`std` is a file of its own; `pictures` are by variable, `quantiles` by probability.
 
     `every`: whether observed values are written too, because smoothing changes them.
     """
@@ -61,24 +61,32 @@ class Outputs:
     both: bool = False
     """Whether standard deviations are written into the filled file."""
 
+    quantiles: dict[float, Path] = field(default_factory=dict)
+    """Files of quantiles, by their probabilities."""
+
     @property
     def path_of_std(self) -> Path | None:
         """The file that has the standard deviations."""
         return self.filled if self.both else self.std
 
     def paths(self) -> list[Path]:
-        return [self.filled, *([] if self.std is None else [self.std]), *self.pictures.values()]
+        std = [] if self.std is None else [self.std]
+        return [self.filled, *std, *self.quantiles.values(), *self.pictures.values()]
 
 
 def check_outputs(options: argparse.Namespace, opened: OpenedFile, variables: Iterable[str]) -> Outputs:
     """The outputs asked for, after checking, before any work, that each can be written."""
     both = options.std is not None and options.std.resolve() == options.output.resolve()
     std, pictures = None if both else options.std, picture_paths(options.plot, list(variables))
-    outputs = Outputs(options.output, std, pictures, options.smooth, both)
+    outputs = Outputs(options.output, std, pictures, options.smooth, both, dict(options.quantile))
+    if len(outputs.quantiles) < len(options.quantile):
+        raise ValueError("--quantile: got a probability twice, expected a file for each")
     additions = Additions(flags=options.flags, deviations=both or None)
     check_output(outputs.filled, opened, outputs.every, additions)
     if outputs.std is not None:
         check_output(outputs.std, opened, lossless=True)
+    for path in outputs.quantiles.values():
+        check_output(path, opened, outputs.every)
     if outputs.pictures:
         check_picture("--plot", options.plot)
     _check_distinct(outputs, opened.path)
@@ -95,7 +103,9 @@ def _check_distinct(outputs: Outputs, source: Path) -> None:
         twice = next(path for path in taken if taken.count(path) > 1)
         raise ValueError(f"{twice}: two results would be written there, expected a file for each")
     if source.resolve() in taken[1:]:
-        raise ValueError(f"{source}: is the input, expected another file for the standard deviations or a picture")
+        raise ValueError(
+            f"{source}: is the input, expected another file for standard deviations, quantiles and pictures"
+        )
 
 
 def picture_paths(path: Path | None, variables: list[str]) -> dict[str, Path]:

@@ -55,6 +55,8 @@ def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], be
         **beside,
         "max_gap": dict(options.max_gap) or None,
         "robust": {"yes": True, "no": False}.get(options.robust, options.robust),
+        "transform": options.transform,
+        "bounds": options.bounds,
         "joint": _is_joint(options, kinds),
         "check": not options.no_check,
         "steps": options.steps,
@@ -81,7 +83,7 @@ def _is_joint(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bo
 
 def _wants_std(options: argparse.Namespace) -> bool:
     """Standard deviations take most of the time: they are computed only if they are written or drawn."""
-    return options.std is not None or (options.plot is not None and not options.no_std)
+    return options.std is not None or bool(options.quantile) or (options.plot is not None and not options.no_std)
 
 
 def _write(
@@ -99,6 +101,8 @@ def _write(
     std = _std_of_filled(result, every=outputs.every)
     if outputs.std is not None:
         opened.write_deviations(std, outputs.std, history)
+    for level, path in outputs.quantiles.items():
+        opened.write(result.quantile(level), path, outputs.every, Additions(history))
     additions = Additions(history, flags, std if outputs.both else None)
     opened.write(result.mean, outputs.filled, outputs.every, additions)
     if failed is not None:
@@ -140,6 +144,7 @@ def _in_words(reports: dict[str, FillReport], outputs: Outputs, seconds: float) 
         lines.append(textwrap.indent(str(report), "  "))
     lines += [f"  time: {seconds:.3g} s in all", f"  written: {outputs.filled}"]
     lines += [f"    {outputs.path_of_std} (standard deviations)"] * (outputs.path_of_std is not None)
+    lines += [f"    {path} ({100 * level:g} % quantiles)" for level, path in outputs.quantiles.items()]
     lines += [f"    {path} (picture)" for path in outputs.pictures.values()]
     return "\n".join(lines)
 
@@ -152,6 +157,7 @@ def _as_dict(
         "input": str(options.input),
         "path": str(outputs.filled),
         "std": None if outputs.path_of_std is None else str(outputs.path_of_std),
+        "quantiles": {f"{level:g}": str(path) for level, path in outputs.quantiles.items()},
         "pictures": [str(path) for path in outputs.pictures.values()],
         "seconds": round(seconds, 3),
         "report": {name or "values": report.as_dict() for name, report in reports.items()},

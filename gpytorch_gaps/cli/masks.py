@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpytorch_gaps.cli.parser import Condition, find_condition
+from gpytorch_gaps.cli.arguments import Condition, find_condition
 from gpytorch_gaps.cli.sources import of_variables, read_source
 from gpytorch_gaps.filling.arrays.masks import ignoring
 from gpytorch_gaps.formats import OpenedFile

@@ -1,15 +1,10 @@
 """The arguments of the command line. Imports only the standard library, so that ``--help`` is quick."""
 
 import argparse
-import math
-import re
-from collections.abc import Callable
 from pathlib import Path
 
-Condition = tuple[str, str, float]
-"""The name of an array, a comparison and a number, such as ("qc", "!=", 0.0)."""
+from gpytorch_gaps.cli.arguments import bounds, condition, integer, max_gap, period, positive, quantile
 
-_CONDITION = re.compile(r"\s*(.*?\S)\s*(==|!=|<=|>=|<|>|&)\s*(\S+)\s*")
 _FORMATS = ".npy, .npz, .nc, .zarr, .csv, .tif or .png"
 
 _EXAMPLES = """examples:
@@ -86,6 +81,10 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         type=Path,
         help="standard deviations: any of these formats but .png; OUT for both in one file",
     )
+    files.add_argument(
+        "--quantile", metavar="P=FILE", action="append", default=[], type=quantile,
+        help="a file like OUT with quantiles in the gaps: below these, values are with probability P; repeatable",
+    )  # fmt: skip
     either.add_argument("--no-std", action="store_true", help="no standard deviations, also in the picture: faster")
     files.add_argument(
         "--flags", action="store_true",
@@ -115,7 +114,7 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     files.add_argument("-o", "--output", metavar="PAGE", type=Path, required=True, help="the page: .html")
     files.add_argument("--no-std", action="store_true", help="no standard deviations: faster")
     files.add_argument(
-        "--folds", metavar="N", type=_integer(0), default=5,
+        "--folds", metavar="N", type=integer(0), default=5,
         help="times that observations are withheld and predicted (default 5); 0 for none",
     )  # fmt: skip
     files.add_argument("--force", action="store_true", help="replace an existing page")
@@ -129,6 +128,15 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     """The options of ``fill_gaps``, with the same defaults."""
     _add_what(parser.add_argument_group("what to fill"))
     model = parser.add_argument_group("model")
+    model.add_argument(
+        "--transform", choices=["log", "logit", "boxcox", "rank", "auto"],
+        help="for skewed or bounded values, what the model is of; filled values are medians then. auto: the best of "
+        "some, and none, on withheld observations",
+    )  # fmt: skip
+    model.add_argument(
+        "--bounds", metavar="LOW,HIGH", type=bounds,
+        help="the least and the largest value there can be, as in 0, or 0,1; with a minus, as --bounds=-5,5",
+    )  # fmt: skip
     model.add_argument("--smooth", action="store_true", help="replace observed values too, by the field without noise")
     model.add_argument(
         "--joint", action="store_true", help="fill variables on one grid together, so that they inform each other"
@@ -145,18 +153,18 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument("--no-check", action="store_true", help="skip the check on withheld observations")
     model.add_argument(
-        "--period", metavar="AXIS=P", action="append", default=[], type=_period,
+        "--period", metavar="AXIS=P", action="append", default=[], type=period,
         help="a cycle along an axis (name or number), in the units of the axis, days for times; 'none' for no cycle; "
         "repeatable. Default: a yearly and a daily cycle are detected",
     )  # fmt: skip
-    model.add_argument("--steps", metavar="N", type=_integer(1), default=40, help="most training steps (default 40)")
-    model.add_argument("--seed", metavar="N", type=_integer(0), default=0, help="random seed (default 0)")
+    model.add_argument("--steps", metavar="N", type=integer(1), default=40, help="most training steps (default 40)")
+    model.add_argument("--seed", metavar="N", type=integer(0), default=0, help="random seed (default 0)")
     model.add_argument(
-        "--budget", metavar="SECONDS", type=_positive,
+        "--budget", metavar="SECONDS", type=positive,
         help="seconds that filling may take, about; the report says what was left out to keep to it. Default: no limit",
     )  # fmt: skip
     model.add_argument(
-        "--memory", metavar="GiB", type=_positive, default=4.0, help="memory for filling piece by piece (default 4)"
+        "--memory", metavar="GiB", type=positive, default=4.0, help="memory for filling piece by piece (default 4)"
     )
 
 
@@ -167,12 +175,12 @@ def _add_what(group: argparse._ActionsContainer) -> None:
         "one of them, as in 'land == 0'",
     )  # fmt: skip
     group.add_argument(
-        "--max-gap", metavar="AXIS=LENGTH", action="append", default=[], type=_max_gap,
+        "--max-gap", metavar="AXIS=LENGTH", action="append", default=[], type=max_gap,
         help="leave longer runs of gaps along an axis (name or number): cells, as in time=5, or a length with its "
         "unit, as in time='5 days'; repeatable",
     )  # fmt: skip
     group.add_argument(
-        "--untrusted", metavar="CONDITION", action="append", default=[], type=_condition,
+        "--untrusted", metavar="CONDITION", action="append", default=[], type=condition,
         help="observations to take for gaps: an array of IN, a comparison (== != < <= > >=, or & for bits) and a "
         "number, as in 'qc != 0'; repeatable",
     )  # fmt: skip
@@ -231,63 +239,3 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 
 def _add_traceback(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
-
-
-def _integer(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least {least}")
-        return value
-
-    return read
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above zero")
-    return value
-
-
-def _max_gap(text: str) -> tuple[str | int, int | str]:
-    """The axis, and a number of cells or a length with its unit."""
-    axis, equals, length = text.partition("=")
-    if not equals or not axis.strip() or not length.strip():
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected AXIS=LENGTH, such as time=5 or time='5 days'")
-    return _axis(axis), int(length) if length.strip().isdigit() else length.strip()
-
-
-def find_condition(text: str) -> Condition | None:
-    """The condition that a text is, such as ``qc != 0``, or None."""
-    found = _CONDITION.fullmatch(text)
-    try:
-        return (found[1], found[2], float(found[3])) if found else None
-    except ValueError:
-        return None
-
-
-def _condition(text: str) -> Condition:
-    condition = find_condition(text)
-    if condition is None:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected NAME, a comparison and a number, such as 'qc != 0'")
-    return condition
-
-
-def _axis(text: str) -> str | int:
-    name = text.strip()
-    return int(name) if name.lstrip("-").isdigit() else name
-
-
-def _period(text: str) -> tuple[str | int, float | None]:
-    """The axis, and its period, or None for no cycle."""
-    axis, equals, value = text.rpartition("=")
-    if not equals or not axis.strip():
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected AXIS=PERIOD, such as time=365.2425")
-    return _axis(axis), None if value.strip().lower() == "none" else _positive(value)

@@ -7,6 +7,7 @@ import pytest
 
 import gpytorch_gaps
 from gpytorch_gaps.__main__ import main
+from tests._covering import in_turn
 
 
 @pytest.fixture
@@ -193,3 +194,46 @@ def test_version(capsys):
         main(["--version"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out == f"gpytorch-gaps {gpytorch_gaps.__version__}\n"
+
+
+def test_transforms_bounds_and_quantiles(field, tmp_path, fill):
+    rain = np.where(field < 5.1, 0.0, field - 5.1)
+    rain[np.isnan(field)] = np.nan
+    np.save(tmp_path / "in.npy", rain)
+    low, high = tmp_path / "low.npy", tmp_path / "high.npy"
+    asked = ["--quantile", f"0.025={low}", "--quantile", f"0.975={high}", "--bounds", "0,", "--transform", "boxcox"]
+    code, out, _ = fill(tmp_path / "in.npy", "-o", tmp_path / "out.npy", *asked)
+    assert code == 0
+    assert "transform: boxcox, power" in out
+    assert f"{high} (97.5 % quantiles)" in out
+    filled, low, high = (np.load(tmp_path / name) for name in ("out.npy", "low.npy", "high.npy"))
+    gap = np.isnan(field)
+    for own in (filled, low, high):
+        np.testing.assert_array_equal(own[~gap], rain[~gap])
+    assert (low >= 0).all()
+    assert (low[gap] <= filled[gap]).all()
+    wet = gap & (filled > 0)
+    assert wet.any()
+    assert (filled[wet] < high[wet]).all()
+
+
+@in_turn(
+    given=[
+        ["--bounds", "0"],
+        ["--bounds", ","],
+        ["--bounds", "a,b"],
+        ["--transform", "square"],
+        ["--quantile", "1.5=a.npy"],
+        ["--quantile", "0.5"],
+    ]
+)
+def test_options_of_transforms_are_checked(source, tmp_path, run, given):
+    with pytest.raises(SystemExit) as stopped:
+        run("fill", source, "-o", tmp_path / "out.npy", *given)
+    assert stopped.value.code == 2
+
+
+def test_a_quantile_has_one_file(source, tmp_path, run):
+    both = ["--quantile", f"0.5={tmp_path / 'a.npy'}", "--quantile", f"0.5={tmp_path / 'b.npy'}"]
+    code, _, err = run("fill", source, "-o", tmp_path / "out.npy", *both)
+    assert (code, "--quantile: got a probability twice" in err) == (1, True)
