@@ -130,7 +130,8 @@ def _figures(about: FillReport, found: Evaluation | None) -> str:
     if score is not None:
         boxes.append((f"{100 * score.coverage:.0f} %", f"of {score.count:,} withheld values in 95 % intervals"))
     if about.noise_std is not None:
-        boxes.append((f"{about.noise_std:.3g}", "standard deviation of the noise of a measurement"))
+        of = ", of transformed values" if about.transform else ""
+        boxes.append((f"{about.noise_std:.3g}", f"standard deviation of the noise of a measurement{of}"))
     return f'<div class="figures">{"".join(f"<div><b>{value}</b>{words}</div>" for value, words in boxes)}</div>'
 
 

@@ -23,7 +23,8 @@ _NAMES = {"RBFKernel": "squared exponential"}
 def describe_model(fitted: Fitted) -> list[tuple[str, str]]:
     """What was learned, and of what: each term of the kernel, axis by axis, the noise and the mean."""
     axes, learned = fitted.filling.source.axes, fitted.chosen.learned
-    rows = []
+    transform = fitted.filling.transform
+    rows = [] if transform is None else [("values", f"transformed by {transform.words}")]
     for number, term in enumerate(learned.terms):
         prefix = f"term {number + 1}: " if len(learned.terms) > 1 else ""
         rows.append((f"{prefix}standard deviation", f"{math.sqrt(float(term.scale.detach())):.3g}"))
