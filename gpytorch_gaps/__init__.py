@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.posterior.sampling import sample_posterior
     from gpytorch_gaps.posterior.scoring import Score, leave_out, score
     from gpytorch_gaps.reconstruction import sizing
+    from gpytorch_gaps.reconstruction.learn import fit_reconstruction
+    from gpytorch_gaps.reconstruction.learned import LearnedKernels, LearningStep
     from gpytorch_gaps.reconstruction.reconstruct import reconstruct
     from gpytorch_gaps.reconstruction.report import ReconstructionReport
     from gpytorch_gaps.reconstruction.result import Reconstruction
@@ -60,6 +62,8 @@ __all__ = [
     "History",
     "LaplaceGP",
     "LaplaceMarginalLogLikelihood",
+    "LearnedKernels",
+    "LearningStep",
     "LogdetReport",
     "NotConvergedWarning",
     "Reconstruction",
@@ -72,6 +76,7 @@ __all__ = [
     "distributed",
     "fill_gaps",
     "fit",
+    "fit_reconstruction",
     "formats",
     "from_array",
     "from_points",
@@ -105,6 +110,8 @@ _HOMES = {
     "History": "training.history",
     "LaplaceGP": "laplace",
     "LaplaceMarginalLogLikelihood": "laplace",
+    "LearnedKernels": "reconstruction.learned",
+    "LearningStep": "reconstruction.learned",
     "LogdetReport": "reports",
     "NotConvergedWarning": "reports",
     "Reconstruction": "reconstruction.result",
@@ -117,6 +124,7 @@ _HOMES = {
     "distributed": "distributed",
     "fill_gaps": "filling.fill",
     "fit": "training.fit",
+    "fit_reconstruction": "reconstruction.learn",
     "formats": "formats",
     "from_array": "grid.data",
     "from_points": "grid.data",

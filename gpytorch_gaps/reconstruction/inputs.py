@@ -85,7 +85,7 @@ class Problem:
     def basis(self) -> TruncatedEigen:
         """The eigenvectors of the kernel that matter at this noise and tolerance."""
         axes = enumerate(zip(self.kernels, self.grid.axes, strict=True))
-        factors = [_kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
+        factors = [kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
         self.diagonals = [factor.diagonal().clone() for factor in factors]
         return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
 
@@ -107,15 +107,19 @@ def truncation_level(tolerance: float, cells: int) -> float:
 
 
 def _own_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
-    """One kernel or matrix per axis. Kernels are copied, in float64: those of the user are not changed."""
+    """One kernel or matrix per axis. Kernels are copied, in float64: those of the user are not changed.
+
+    A kernel that several axes share remains one kernel.
+    """
     if not isinstance(kernels, Sequence | torch.nn.ModuleList):
         raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
     if len(kernels) != axes:
         raise ValueError(f"kernels: got {len(kernels)}, expected {axes}, one for each axis")
     owned: list[Kernel | Tensor] = []
+    copies: dict[int, Any] = {}
     for axis, kernel in enumerate(kernels):
         if isinstance(kernel, Kernel):
-            owned.append(copy.deepcopy(kernel).double().eval())
+            owned.append(copy.deepcopy(kernel, copies).double().eval())
         elif isinstance(kernel, Tensor | np.ndarray):
             owned.append(read_tensor(f"kernels: axis {axis}", kernel).tensor.detach().double())
         else:
@@ -160,7 +164,8 @@ def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianG
     return CartesianGrid([table.detach().to(device=device, dtype=torch.float64) for table in tables]), slabs
 
 
-def _kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
+def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
+    """K_i at the coordinates of an axis, which is refused if it is no covariance matrix. shape: (m_i, m_i)"""
     if isinstance(kernel, Tensor):
         matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
     else:

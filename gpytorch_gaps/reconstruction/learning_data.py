@@ -1,0 +1,82 @@
+"""The data that hyperparameters are learned from: first every k-th cell along each axis, then all cells.
+
+Any part of the observations has an exact likelihood of its own. A kernel that is smooth from cell to cell is known
+nearly as well from every k-th cell, as long as some cells remain for each of its eigenfunctions.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpytorch_gaps.grid.cartesian import CartesianGrid
+from gpytorch_gaps.linalg.masked_grid import MaskedGrid
+from gpytorch_gaps.reconstruction.prior_mean import PriorMean, mean_of_slices
+from gpytorch_gaps.reconstruction.sharding import Weights
+from gpytorch_gaps.reconstruction.slabs import Slabs, read_slabs
+from gpytorch_gaps.utils.progress import with_bar
+
+_ENOUGH_CELLS = 2**21  # of the first part
+_CELLS_PER_FUNCTION = 4  # of an axis, at the least: the first length-scales may be twice too long
+_WORTH_IT = 4  # times fewer cells, or all are taken from the beginning
+
+
+@dataclass(frozen=True)
+class GridData:
+    """Values on a grid, with gaps, that can be read again and again."""
+
+    grid: CartesianGrid
+    slabs: Slabs
+    mean: PriorMean
+
+    def read(self, weights: Weights) -> tuple[MaskedGrid, Tensor, float]:
+        """One pass over the values: the mask, ``Phi' W' (y - mean)``, and ``|y - mean|``."""
+        return read_slabs(self.slabs, weights, partial(mean_of_slices, self.mean, self.grid))
+
+
+def strides_for(shape: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    """Every how many cells of each axis the first steps take; ones if all cells are taken.
+
+    >>> strides_for((3840, 2160, 121), (44, 43, 19))
+    (16, 8, 1)
+    >>> strides_for((1000, 1000), (30, 30))
+    (1, 1)
+
+    :param ranks: number of eigenfunctions of each axis.
+    """
+    strides = [1] * len(shape)
+
+    def spare(axis: int) -> float:
+        return shape[axis] / (strides[axis] * max(1, ranks[axis]))
+
+    while _cells(shape, strides) > _ENOUGH_CELLS:
+        axis = max(range(len(shape)), key=spare)
+        if spare(axis) < 2 * _CELLS_PER_FUNCTION:
+            break
+        strides[axis] *= 2
+    worth_it = math.prod(shape) >= _WORTH_IT * _cells(shape, strides)
+    return tuple(strides) if worth_it else (1,) * len(shape)
+
+
+def _cells(shape: Sequence[int], strides: Sequence[int]) -> int:
+    return math.prod(-(-size // stride) for size, stride in zip(shape, strides, strict=True))
+
+
+def every_kth(data: GridData, strides: Sequence[int]) -> GridData:
+    """Part of the data, held in memory, minus their mean. All values are read once."""
+    first, *others = strides
+    inner = tuple(slice(None, None, stride) for stride in others)
+    parts = []
+    with with_bar(None, "reading", total=data.grid.shape[0], unit="slice") as bar:
+        for start, slab in data.slabs:
+            at = slice((-start) % first, None, first)
+            mean = mean_of_slices(data.mean, data.grid, start, start + len(slab))
+            mean = mean[(at, *inner)] if isinstance(mean, Tensor) else mean
+            parts.append(slab[(at, *inner)].to(dtype=torch.float64, device=data.grid.device) - mean)
+            bar.update(len(slab))
+    values = torch.cat(parts)
+    axes = [axis[::stride] for axis, stride in zip(data.grid.axes, strides, strict=True)]
+    return GridData(CartesianGrid(axes), Slabs(values, values.shape), 0.0)
