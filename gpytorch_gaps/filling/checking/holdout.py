@@ -21,6 +21,7 @@ _MAX_HIDDEN_SHARE = 0.5  # of the observations
 _NUM_PROPOSALS = 4  # of each kind that depends on chance
 _NUM_CENTRES = 6  # cells around which a moved mask is kept
 _MAX_TRIES = 20  # places that are tried for the copy of a gap
+_TRIES_AT_OWN_END = 10  # of these, for a gap at the end of an axis, before the other end will do as well
 _ENOUGH_COVERED = 0.9  # share of a copy on observations at which a place is accepted
 _GOOD_MISMATCH = 0.05  # difference of the logarithms of distances at which a proposal is accepted
 _QUANTILES = np.linspace(0.025, 0.975, 20)
@@ -103,8 +104,8 @@ def _copies(
             box = pieces[number]
             piece = labels[box] == number + 1
             best, free = None, 0.0
-            for _ in range(_MAX_TRIES):
-                where, moved = _elsewhere(piece, box, unknown.shape, generator)
+            for tried in range(_MAX_TRIES):
+                where, moved = _elsewhere(piece, box, unknown.shape, generator, tried < _TRIES_AT_OWN_END)
                 share = float((moved & ~unknown[where] & ~hidden[where]).sum() / moved.sum())
                 if share > free:
                     best, free = (where, moved), share
@@ -119,17 +120,21 @@ def _copies(
 
 
 def _elsewhere(
-    piece: np.ndarray, box: tuple[slice, ...], shape: Sequence[int], generator: np.random.Generator
+    piece: np.ndarray, box: tuple[slice, ...], shape: Sequence[int], generator: np.random.Generator, at_own_end: bool
 ) -> tuple[tuple[slice, ...], np.ndarray]:
     """A random place for a gap, and the gap as it is put there, mirrored along some axes.
 
-    A gap at the end of an axis has data on one side only: it stays at that end, or is mirrored to the other end.
+    A gap at the end of an axis has data on one side only: it stays at an end.
+
+    :param at_own_end: whether it stays at its own end, not mirrored to the other one. The two may differ: curves that
+        break off do not tell of curves whose beginnings are lost.
     """
     where = []
     for axis, (own, size) in enumerate(zip(box, shape, strict=True)):
         length = own.stop - own.start
         mirrored = bool(generator.integers(0, 2))
         if own.start == 0 or own.stop == size:
+            mirrored = mirrored and not at_own_end
             start = size - own.stop if mirrored else own.start
         else:
             start = int(generator.integers(1, size - length))

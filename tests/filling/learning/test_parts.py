@@ -154,7 +154,7 @@ GAPPY = {
     "hole": cut((40, 45), np.s_[12:27, 20:36]),
     "strip": cut((40, 45), np.s_[:, 20:32]),
     "several holes": cut((40, 45), np.s_[3:9, 4:11], np.s_[20:31, 8:20], np.s_[30:38, 30:44]),
-    "end of a series": cut((300,), np.s_[240:]),
+    "end of a series": cut((900,), np.s_[720:]),
     "scattered": SCATTERED,
 }
 
@@ -170,6 +170,15 @@ def test_what_is_withheld_was_observed_and_is_as_far_from_data_as_the_gaps(value
     found, target = depths(gaps | held.hidden, held.scored), depths(gaps, gaps)
     for share in (0.25, 0.5, 0.75, 0.95):
         assert np.quantile(found, share) == pytest.approx(np.quantile(target, share), rel=0.3)
+
+
+def test_ends_that_are_lost_are_withheld_at_that_end():
+    values = cut((80, 30), *(np.s_[first : first + 9, 21:] for first in (3, 24, 48)))
+    hidden = withhold(values, np.random.default_rng(0)).hidden
+    left = ~np.isnan(values) & ~hidden
+    assert hidden.any()
+    assert left[:, 0].all()
+    assert (np.diff(left.astype(int), axis=1) <= 0).all()  # what is left of every row is its beginning
 
 
 def test_a_few_gaps_in_a_large_grid_are_joined_by_cells_at_random():
