@@ -1,6 +1,13 @@
 """The held-out check of transformed values, in the units of the data.
 
-The model is judged by what it says of z. Scores are those of the predictions of y: of medians, quantiles and CRPS.
+Scores are those of the predictions of y: of medians, quantiles and CRPS. The sum of squared errors e of medians has the
+degrees of freedom of a chi-square variable with the same mean and variance, ``v = 2 (sum E e^2)^2 / var(sum e^2)``. If
+errors were independent, this would be
+
+    v' = 2 (sum E e^2)^2 / sum (E e^4 - (E e^2)^2)
+
+which is small for skewed data: a few errors dominate. Errors that go together have fewer, by the same share as those of
+z.
 """
 
 from dataclasses import replace
@@ -10,22 +17,28 @@ import numpy as np
 from gpytorch_gaps.filling.checking.calibration import Check
 from gpytorch_gaps.filling.transforms.predictive import Transformed
 
+_TINY = 1e-300
 _FACTORS = np.geomspace(0.1, 10.0, 401)  # on standard deviations, that are tried
 
 
 def in_data_units(check: Check, predicted: Transformed, truth: np.ndarray) -> Check:
     """The check with scores, and mean square errors, of the predictions of observations `truth` (Q,).
 
-    :param check: that of z. Its degrees of freedom stay those of z, and its `predicted` is of z.
+    :param check: that of z; its `predicted` remains of z.
     :param predicted: the distributions of the observations.
     """
-    expected, score = float(np.mean(predicted.mean_square)), predicted.score(truth)
+    squares, score = predicted.mean_square, predicted.score(truth)
+    expected = max(float(np.mean(squares)), _TINY)
+    variances = predicted.latent_std**2
+    share = check.freedom / (variances.sum() ** 2 / (variances**2).sum())
+    spread = float((predicted.mean_fourth - squares**2).sum())
     return replace(
         check,
         score=score,
         variance=expected,
         gap_variance=None,
-        ratio=float(np.mean((truth - predicted.median) ** 2)) / max(expected, 1e-300),
+        ratio=float(np.mean((truth - predicted.median) ** 2)) / expected,
+        freedom=max(1.0, float(share * 2 * squares.sum() ** 2) / max(spread, _TINY)),
         stretch=_stretch(check, predicted, truth, score.level),
         truth=truth,
     )

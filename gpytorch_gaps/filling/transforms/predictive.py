@@ -95,20 +95,24 @@ class Transformed:
         """Mean square errors of the median."""
         return np.asarray(self.std**2 + (self.mean - self.median) ** 2)
 
+    @property
+    def mean_fourth(self) -> np.ndarray:
+        """Means of the fourth power of the errors of the median."""
+        return self._about_median(4)
+
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Means and standard deviations."""
+        shift, square = self._about_median(1), self._about_median(2)  # not about zero, against cancellation
+        return self.median + shift, np.sqrt(np.maximum(square - shift**2, 0.0))
+
+    def _about_median(self, power: int) -> np.ndarray:
+        """Means of a power of the difference from the median."""
         nodes, weights = hermegauss(_NODES)
         weights = weights / weights.sum()
-        means, squares = [], []
-        for rows, values in self._at_nodes(nodes):
-            centre = self.median.ravel()[rows, None]
-            off = values - centre  # from the median, against cancellation
-            shift = off @ weights
-            means.append(centre[:, 0] + shift)
-            squares.append(np.maximum((off**2) @ weights - shift**2, 0.0))
-        shape = self.latent_mean.shape
-        return _joined(means, shape), np.sqrt(_joined(squares, shape))
+        medians = self.median.ravel()
+        parts = [(values - medians[rows, None]) ** power @ weights for rows, values in self._at_nodes(nodes)]
+        return np.concatenate(parts).reshape(self.median.shape) if parts else np.zeros(self.median.shape)
 
     def _at_nodes(self, nodes: np.ndarray) -> Any:
         """Values at some numbers of standard deviations, chunk by chunk. shape: (rows, len(nodes))"""
@@ -176,7 +180,3 @@ class Transformed:
             slope = np.log(self.transform.slope(values))
         found[inner] = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - np.log(std) + slope
         return found
-
-
-def _joined(parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    return np.concatenate(parts).reshape(shape) if parts else np.zeros(shape)
