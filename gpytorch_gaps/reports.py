@@ -1,4 +1,4 @@
-"""What a solve did: method, iterations, residual of the *original* system, and who wants to know."""
+"""Reports of solves (method, iterations, residual of the *original* system), and the blocks that record them."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ApproximateVarianceWarning(NumericalWarning):
-    """Variances are estimated because exact ones would take too long; the message says how well, and what to try."""
+    """Variances are estimates, as exact ones would take too long. The message states their error and what to try."""
 
 
 class CalibrationWarning(NumericalWarning):
@@ -26,7 +26,7 @@ class CalibrationWarning(NumericalWarning):
 
 
 class NotConvergedWarning(NumericalWarning):
-    """A solve ended above its tolerance; the message holds the residual reached and what to try.
+    """A solve ended above its tolerance. The message states the residual that was reached and what to try.
 
     >>> import warnings
     >>> with warnings.catch_warnings():
@@ -39,11 +39,11 @@ class SolveReport:
     """One linear solve.
 
     `residual` is ``||(K_XX + s2 I) a_X - y_X|| / ||y_X||`` per column, of shape ``(*batch, columns)``, computed in
-    float64 from the float64 solution; a float32 system is then rounded. `iterations` counts conjugate-gradient
-    iterations, i.e. products with the system being solved, over all refinement passes; `flops` counts Kronecker
-    products, preconditioner and its set-up when this solve paid for it. `expected_seconds` is what `auto` thought that
-    the method would take on this machine. Right-hand sides that were solved for some at a time make one report of
-    several `parts`, of which numbers are added up.
+    float64 from the float64 solution; the solution of a float32 system is rounded afterwards. `iterations` counts
+    conjugate-gradient iterations, i.e. products with the system being solved, over all refinement passes. `flops`
+    counts Kronecker products, the preconditioner, and its set-up if this solve performed it. `expected_seconds` is the
+    time that `auto` expected on this machine. Right-hand sides that were solved in several `parts` have one report, in
+    which numbers are summed.
 
     >>> from gpytorch_gaps.operators import SelectedKroneckerOperator
     >>> with record_solves() as solves:
@@ -70,7 +70,7 @@ class SolveReport:
     the posterior standard deviation there: ``||D^(-1/2) r||``, the residual r in units of the noise D, of the worst
     column. Infinite without noise, and where the system is not a noisy covariance."""
     std_tolerance: float | None = None
-    """The largest `error_in_std` that counts as converged; None where none was asked for."""
+    """The largest `error_in_std` that counts as converged; None if there is no such requirement."""
     num_neighbours: int = 0
     """Neighbours of each observation, if the preconditioner is a sparse inverse Cholesky factor; else 0."""
 
@@ -114,7 +114,7 @@ class LogdetReport:
     value: Tensor
     standard_error: Tensor | None
     num_probes: int
-    iterations: int = 0  # of Lanczos
+    iterations: int = 0  # Lanczos iterations
     reason: str = ""
 
     def __str__(self) -> str:
@@ -128,9 +128,10 @@ class VarianceReport:
     """The variances of a posterior.
 
     `error` has one entry per point, in the units of the variance. For ``"exact"`` it is a bound, from the tolerance,
-    the residuals and rounding. For the others, 95 % of points stay within it, judged by some exact variances
-    (``"low_rank"``) or by the number of samples (``"pathwise"``: about two standard errors). Where the nearest
-    observations say nearly all, ``"pathwise"`` needs no samples, and is judged by nearly exact variances, too.
+    the residuals and rounding. For the others, 95 % of points have a smaller error, as estimated from some exact
+    variances (``"low_rank"``) or from the number of samples (``"pathwise"``: about two standard errors). Where the
+    nearest observations explain nearly all, ``"pathwise"`` needs no samples; nearly exact variances then give the
+    error.
 
     >>> report = VarianceReport("exact", torch.zeros(2), seconds=0.0)
     >>> print(report)
@@ -157,7 +158,7 @@ class VarianceReport:
 
 
 class SolveRecord(list[SolveReport]):
-    """The solves of a block, in order; its log-determinants in `logdets`, variances of posteriors in `variances`.
+    """Reports of the solves of a block, in order, of its log-determinants (`logdets`) and its variances (`variances`).
 
     >>> SolveRecord().logdets
     []
@@ -174,7 +175,7 @@ _recorders: list[SolveRecord] = []
 
 @contextmanager
 def record_solves() -> Iterator[SolveRecord]:
-    """Collects a report of every solve made inside the block. Blocks may nest: the outer one sees the inner's too.
+    """Collects a report of every solve inside the block. Blocks may be nested: the outer one also collects the inner's.
 
     :return: a context that gives a :class:`SolveRecord`.
 
@@ -208,14 +209,14 @@ def also_record_to(records: Iterable[SolveRecord]) -> Iterator[None]:
 
 
 class Together:
-    """Solves that are reported as one."""
+    """Solves that share one report."""
 
     def __init__(self) -> None:
-        self.residual: Tensor | None = None  # of them all, where it is known better
+        self.residual: Tensor | None = None  # of all solves together, if it was computed for them
         self._parts: list[tuple[SolveReport, Any, str]] = []
 
     def add(self, report: SolveReport, advice: str) -> None:
-        # on a host as numbers: small tensors among large ones would keep the memory of these from being used again
+        # on a host as numbers: small tensors between large ones would prevent the reuse of memory
         own = report.residual
         self._parts.append(
             (replace(report, residual=_NOTHING), own.tolist() if own.device.type == "cpu" else own, advice)
@@ -253,7 +254,7 @@ _together: list[Together] = []
 
 @contextmanager
 def one_report() -> Iterator[Together]:
-    """Reports the solves of the block as one at its end: columns that are solved for some at a time."""
+    """Makes one report, at the end of the block, of solves for different columns of the same right-hand side."""
     together = Together()
     _together.append(together)
     try:
@@ -264,7 +265,7 @@ def one_report() -> Iterator[Together]:
 
 
 def report_solve(report: SolveReport, advice: str) -> None:
-    """Hands a report to every active recorder, and warns if the solve did not converge."""
+    """Passes a report to every active recorder, and warns if the solve did not converge."""
     if _together:
         _together[-1].add(report, advice)
         return
@@ -275,14 +276,14 @@ def report_solve(report: SolveReport, advice: str) -> None:
 
 
 def warn_not_converged(report: SolveReport, advice: str) -> None:
-    """Warns with what was achieved, and what to try, if a solve did not converge."""
+    """Warns if a solve did not converge. The message states what was reached and what to try."""
     if report.converged:
         return
-    achieved = f"a relative residual of {report.worst_residual:.1e} where {report.tolerance:.1e} was asked for"
+    achieved = f"a relative residual of {report.worst_residual:.1e} where {report.tolerance:.1e} was required"
     if report.std_tolerance is not None and report.worst_residual <= report.tolerance:
         achieved = (
             f"posterior means within {report.error_in_std:.1e} of their standard deviations where "
-            f"{report.std_tolerance:.1e} was asked for"
+            f"{report.std_tolerance:.1e} was required"
         )
     message = f"{report.method!r} stopped after {report.iterations} iterations with {achieved}. Try: {advice}."
     warnings.warn(message, NotConvergedWarning, stacklevel=2)

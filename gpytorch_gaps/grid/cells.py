@@ -1,6 +1,6 @@
 """Cells of a table of points, and a cache of look-ups.
 
-Points are of one of three kinds. *On the grid*: a flat index describes them. *On a grid of their own*: they have few
+There are three kinds of points. *On the grid*: a flat index describes them. *On a grid of their own*: they have few
 distinct coordinates per axis and are cells of the grid of these, so a covariance with them has rectangular Kronecker
 factors. *Scattered*: neither.
 """

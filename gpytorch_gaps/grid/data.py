@@ -93,7 +93,7 @@ def from_points(
         raise ValueError(f"groups: got {groups}; expected each column of x, 0 to {columns[-1]}, in exactly one group")
     refuse_entries(~points.isfinite(), points, "x", "finite coordinates")
     observed = observed_entries("y", targets)
-    # Made distinct before any cast: the grid refuses a cast that merges coordinates.
+    # Rows are made distinct before any cast, because the grid raises an error for a cast that merges coordinates.
     raw = given.tensor.detach()
     grid = CartesianGrid([_distinct_rows(raw[:, list(group)]).to(points) for group in groups])
     points = points[:, order]
@@ -162,7 +162,7 @@ def _dimension_axis(data_array: "xarray.DataArray", dim: Hashable) -> list[float
 
 
 def _days_or_labels(dim: Hashable, objects: np.ndarray) -> list[float] | None:
-    """Dates of any calendar as days since the first; None, which stands for 0, 1, .., m - 1, for labels."""
+    """Dates of any calendar as days since the first; for labels None, which means 0, 1, .., m - 1."""
     if all(isinstance(entry, (str, bool, tuple)) for entry in objects):
         return None
     try:

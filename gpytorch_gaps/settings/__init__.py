@@ -1,9 +1,9 @@
 """Contexts in GPyTorch's style: ``with settings.gap_method("fill"), settings.solve_tolerance(1e-8): ...``
 
-Every value is checked when the context is made, so that a misspelt method fails at its own line. Tolerances are never
-looser than asked: a tighter ``linear_operator.settings.cg_tolerance`` wins over ours. Matrices of up to `dense_size`
-observations, or gaps, are factorised; a smaller ``linear_operator.settings.max_cholesky_size`` wins over it. A larger
-one does not: importing BoTorch raises it to 4096 for the whole process.
+Every value is checked when the context is created, so that a misspelt method fails at its own line. The tighter of
+these tolerances and ``linear_operator.settings.cg_tolerance`` applies. Matrices of up to `dense_size` observations, or
+gaps, are factorised. A smaller ``linear_operator.settings.max_cholesky_size`` takes precedence; a larger one does not,
+because importing BoTorch raises it to 4096 for the whole process.
 """
 
 import linear_operator
@@ -33,14 +33,14 @@ from gpytorch_gaps.settings.values import (
 )
 from gpytorch_gaps.solvers.config import SolveConfig
 
-_DEFAULT_TOLERANCE, _DEFAULT_MEAN_TOLERANCE = 1e-6, 1e-2  # where nothing else was asked for
+_DEFAULT_TOLERANCE, _DEFAULT_MEAN_TOLERANCE = 1e-6, 1e-2  # if nothing else is set
 
 
 def current() -> SolveConfig:
-    """The configuration that follows from the settings as they are now: what an operator hands to its solvers.
+    """The configuration given by the present settings, which an operator passes to its solvers.
 
-    The tighter of our tolerances and ``linear_operator.settings.cg_tolerance`` counts, and the smaller of `dense_size`
-    and ``linear_operator.settings.max_cholesky_size``.
+    The tighter of these tolerances and ``linear_operator.settings.cg_tolerance`` applies, and the smaller of
+    `dense_size` and ``linear_operator.settings.max_cholesky_size``.
 
     :return: a frozen :class:`~gpytorch_gaps.solvers.config.SolveConfig`.
 

@@ -44,10 +44,10 @@ class logdet_method(Choice):
 class variance_method(Choice):
     """How the variances of a posterior are computed.
 
-    :param value: ``"exact"``: a solve per point, or a closed form where the kernel is of low rank to the tolerance.
-        ``"low_rank"``: the closed form at `preconditioner_rank`, whatever that leaves out. ``"pathwise"``: from
-        `variance_samples` draws. ``"auto"`` (default): exact where that is affordable, else pathwise, with a warning.
-        The methods that are not exact state their error in ``record_solves().variances``.
+    :param value: ``"exact"``: a solve per point, or a closed form if the kernel has a low rank to the tolerance.
+        ``"low_rank"``: the closed form at `preconditioner_rank`, even if that rank is too low. ``"pathwise"``: from
+        `variance_samples` draws. ``"auto"`` (default): exact if that is affordable, else pathwise, with a warning.
+        ``record_solves().variances`` states the error of methods that are not exact.
 
     >>> from gpytorch_gaps import settings
     >>> with variance_method("pathwise"):
@@ -60,10 +60,10 @@ class variance_method(Choice):
 
 
 class variance_samples(Number):
-    """The most draws that pathwise variances are estimated from: a standard error of at most ``sqrt(2 / samples)``.
+    """The largest number of draws for pathwise variances: the standard error is at most ``sqrt(2 / samples)``.
 
-    At cells of the training grid, draws estimate only what the nearest observations leave, and errors are mostly far
-    smaller. Where the nearest observations leave less than 2 % of nearly all variances, no draws are made.
+    At cells of the training grid, draws estimate only what the nearest observations do not explain, and errors are
+    mostly far smaller. If that is less than 2 % of nearly all variances, no draws are made.
 
     :param value: at least 8; default 64.
 
@@ -79,11 +79,11 @@ class variance_samples(Number):
 
 
 class preconditioner(Setting):
-    """What conjugate gradients are preconditioned with when gaps are ignored.
+    """The preconditioner of conjugate gradients when gaps are ignored.
 
     :param value: ``"eigen"``: the leading eigenvectors of the kernel, of `preconditioner_rank`. ``"neighbours"``: a
-        sparse inverse Cholesky factor, by `num_neighbours`. ``"none"``. ``"auto"`` (default): what should take the
-        least time. Or a function of your own, which is given the system: see the page on preconditioners.
+        sparse inverse Cholesky factor with `num_neighbours`. ``"none"``: no preconditioner. ``"auto"`` (default): the
+        fastest, by estimate. You can also pass a function of the system: see the page on preconditioners.
     :raises ValueError: for any other name.
 
     >>> from gpytorch_gaps import settings

@@ -11,7 +11,7 @@ from gpytorch_gaps.utils.contexts import Number, Setting, Switch
 class solve_tolerance(Number):
     """Relative residual of the original system that every column of a solve must reach.
 
-    :param value: above 0, or None (default): 1e-6, and posterior means are also held to `mean_tolerance`.
+    :param value: above 0, or None (default): 1e-6, and posterior means must also reach `mean_tolerance`.
 
     >>> from gpytorch_gaps import settings
     >>> with solve_tolerance(1e-8):
@@ -57,7 +57,7 @@ class train_tolerance(Number):
 
 
 class max_iterations(Number):
-    """Conjugate-gradient iterations after which a solve gives up, with a warning.
+    """Conjugate-gradient iterations after which a solve stops with a warning.
 
     :param value: at least 1; default 2000.
 
@@ -73,9 +73,10 @@ class max_iterations(Number):
 
 
 class dense_size(Number):
-    """Observations (for log-determinants, also gaps) up to which ``"auto"`` uses dense Cholesky; beyond, if cheaper.
+    """Observations (for log-determinants, also gaps) up to which ``"auto"`` always uses dense Cholesky.
 
-    ``gap_method("cholesky")`` and ``logdet_method("exact")`` ask for one whatever the size.
+    Beyond this number, it does so if that is cheaper. ``gap_method("cholesky")`` and ``logdet_method("exact")`` use
+    dense Cholesky for any size.
 
     :param value: default 800.
 
@@ -157,7 +158,7 @@ class progress(Switch):
 
 
 class warm_start(Setting):
-    """What marginal log likelihoods keep from one evaluation to the next.
+    """What evaluations of the marginal log likelihood reuse from the evaluation before.
 
     :param value: a :class:`WarmStart`, or None (default) for nothing.
 

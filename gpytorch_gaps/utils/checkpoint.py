@@ -24,7 +24,7 @@ class CheckpointFile:
 
     :param path: the file, which need not exist. Its directory is made by the first :meth:`save`.
     :param writer: name of the function that writes the file, for error messages.
-    :param version: of the format; files of another version are refused.
+    :param version: version of the format; files of other versions raise an error.
     """
 
     def __init__(self, path: Path, writer: str, version: int) -> None:
@@ -56,7 +56,7 @@ class CheckpointFile:
         return content
 
     def require_same(self, differences: Collection[str]) -> None:
-        """Refuse a file that was written for another problem.
+        """Raise an error if the file was written for another problem.
 
         :param differences: what differs between the problem of the file and the present one, in words.
         :raises ValueError: if there is any difference.

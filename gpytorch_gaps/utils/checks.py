@@ -92,7 +92,7 @@ class TensorArgument(NamedTuple):
 
 
 def read_tensor(name: str, value: ArrayLike | Tensor, booleans: bool = False) -> TensorArgument:
-    """Reads real numbers from any container. Masked entries of a NumPy masked array become NaN.
+    """Reads real numbers from any container or a number. Masked entries of a NumPy masked array become NaN.
 
     Integers require no floating-point dtype; Python numbers require no device either.
 
@@ -106,7 +106,7 @@ def read_tensor(name: str, value: ArrayLike | Tensor, booleans: bool = False) ->
             floating = array.dtype.kind == "f"
             if isinstance(array, np.ma.MaskedArray):
                 array = np.ma.filled(array if floating else array.astype(np.float64), np.nan)
-            # torch needs native byte order and C order; the copy also protects us from later changes by the caller
+            # torch needs native byte order and C order; the copy also protects against later changes by the caller
             tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: expected real numbers, but {error}") from error

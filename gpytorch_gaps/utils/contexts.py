@@ -8,7 +8,7 @@ from linear_operator.settings import _value_context
 
 
 class Setting(_value_context):
-    """A value that is restored to what it was on entry, not to what it was where the context was made."""
+    """A value that is restored on exit to what it was on entry, not to what it was when the context was created."""
 
     def __enter__(self) -> None:
         self._orig_value = type(self).value()
@@ -16,7 +16,7 @@ class Setting(_value_context):
 
 
 class Choice(Setting):
-    """One of a few names."""
+    """A setting whose value is one of a few names."""
 
     choices: tuple[str, ...] = ()
 
@@ -29,7 +29,7 @@ class Choice(Setting):
 
 
 class Number(Setting):
-    """A number, at least (or above) `minimum`; None where a default is worked out from the problem."""
+    """A number, at least (or above) `minimum`; None if the default depends on the problem."""
 
     minimum: float = 0.0
     exclusive = False
@@ -48,7 +48,7 @@ class Number(Setting):
 
 
 class Switch(Setting):
-    """True or False."""
+    """A setting whose value is True or False."""
 
     def __init__(self, value: bool = True) -> None:
         if not isinstance(value, bool):

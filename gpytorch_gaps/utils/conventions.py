@@ -44,7 +44,7 @@ def valid_limits(variable: Any) -> tuple[float, float] | None:
 
 
 def where_valid(variable: Any) -> Any:
-    """A DataArray with NaN outside of its valid limits, by more than rounding; the same object if it has none."""
+    """A DataArray with NaN outside its valid limits, except for rounding; the same object if it has no limits."""
     limits = valid_limits(variable)
     if limits is None:
         return variable

@@ -1,9 +1,9 @@
-"""Dates that are written as text, without guessing the order of day and month.
+"""Parses dates written as text, without guessing the order of day and month.
 
-| text | is |
+| text | order |
 |---|---|
 | 2020-04-03, 2020/04/03, 2020.04.03, 2020-04, with a time of day or without | year, month, day |
-| 03.04.2020 | day, month, year, as wherever dates have dots |
+| 03.04.2020 | day, month, year, as usual for dates with dots |
 | 03/04/2020, 03-04-2020 | day or month first: whichever makes all texts dates; if both do, an error |
 """
 
@@ -20,21 +20,21 @@ _YEAR_LAST = re.compile(rf"(\d{{1,2}})([-/.])(\d{{1,2}})\2(\d{{4}}){_TIME}")
 _SHORT_YEAR = re.compile(r"\d{1,2}([/.])\d{1,2}\1\d{2}(?:[T ].*)?")
 
 ORDERS = {"day-first": True, "month-first": False}
-"""How a user names the order of day and month."""
+"""Names for the order of day and month."""
 
 
 class AmbiguousDatesError(ValueError):
-    """Dates whose day and month may be either way round."""
+    """The order of day and month is ambiguous."""
 
 
 def parse_dates(name: str, texts: Sequence[str], day_first: bool | None = None) -> np.ndarray | None:
-    """The dates that texts are, in UTC where a zone is given.
+    """Parse dates, in UTC if they have a time zone.
 
-    :param name: what errors call the texts.
+    :param name: name of the argument, for error messages.
     :param texts: the texts.
     :param day_first: whether 03/04/2020 is in April; None if it is not known.
-    :return: datetime64, or None if a text is no date of one of the forms above.
-    :raises AmbiguousDatesError: if day and month may be either way round.
+    :return: datetime64, or None if a text has none of the forms above.
+    :raises AmbiguousDatesError: if the order of day and month is ambiguous.
 
     >>> parse_dates("date", ["30/01/2001", "01/02/2001"]).astype("datetime64[D]").astype(str).tolist()
     ['2001-01-30', '2001-02-01']
@@ -70,7 +70,7 @@ def parse_dates(name: str, texts: Sequence[str], day_first: bool | None = None) 
 
 
 def _fields(pattern: re.Pattern, texts: Sequence[str]) -> list[tuple] | None:
-    """The groups of every text, None if one does not match."""
+    """The groups of every text; None if a text does not match."""
     found = [pattern.fullmatch(text) for text in texts]
     return [one.groups() for one in found if one is not None] if texts and all(found) else None
 

@@ -23,7 +23,7 @@ def is_gap(array: Any) -> np.ndarray:
 
 
 def equal_to(array: np.ndarray, value: float) -> np.ndarray:
-    """Where `array` is `value`, as its type holds it: 0.1 is found among float32, 2^63 - 1 alone among int64."""
+    """Where `array` equals `value` in its own type: 0.1 is found among float32, and only 2^63 - 1 among int64."""
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return array == array.dtype.type(value)

@@ -53,7 +53,7 @@ def refuse_directory(name: str, path: Path) -> None:
 
 
 def require_place(name: str, path: Path) -> None:
-    """Refuse a path at which no file can be written."""
+    """Raise an error if no file can be written at a path."""
     refuse_directory(name, path)
     if not path.parent.is_dir():
         raise ValueError(f"{name}: the directory of {path} does not exist; expected one that does")

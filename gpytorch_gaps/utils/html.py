@@ -1,4 +1,4 @@
-"""Tables in HTML, which notebooks show in place of text: small, without scripts, in the colours of the page."""
+"""Tables in HTML, which notebooks show instead of text: small, without scripts, in the colours of the page."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ _TITLE = "font-weight:bold;margin-top:0.4em"
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[object] = (), title: object = "") -> str:
-    """A table, all of whose entries are escaped. The first entry of each row is its heading.
+    """A table with escaped entries. The first entry of each row is its heading.
 
     Colours are those of the page, so the table can be read on light and dark ones.
 
