@@ -10,7 +10,7 @@ from gpytorch_gaps.linalg.products import kron_matmul, product_flops
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized
 
-_CHUNK_NUMBERS = 2**23  # grid numbers differentiated at once; autograd keeps one copy an axis
+_CHUNK_NUMBERS = 2**23  # grid numbers differentiated at once; autograd keeps one copy per axis
 
 
 def _work(factors: Sequence[Factor], left: Tensor, right: Tensor) -> Work:
@@ -21,7 +21,7 @@ def _work(factors: Sequence[Factor], left: Tensor, right: Tensor) -> Work:
 @full_float32()
 @sized(_work)
 def kron_bilinear_gradient(factors: Sequence[Factor], left: Tensor, right: Tensor) -> list[Tensor]:
-    """One gradient a factor, columns visited in chunks so that memory stays bounded.
+    """The gradient for every factor. Columns are visited in chunks so that memory stays bounded.
 
     :param factors: shape (*batch, q_i, m_i) each.
     :param left: U on the grid of rows, shape (*batch, Q, C).
@@ -43,10 +43,10 @@ def kron_bilinear_gradient(factors: Sequence[Factor], left: Tensor, right: Tenso
 @full_float32()
 @sized(_work)
 def thin_bilinear_gradient(roots: Sequence[Tensor], left: Tensor, right: Tensor) -> list[Tensor]:
-    """The same for symmetric factors ``K_i = U_i U_i'`` with narrow roots.
+    """The gradient for symmetric factors ``K_i = U_i U_i'`` with narrow roots.
 
-    Axis i sees the others through their roots only, ``G_i = Σ_c (u_c x_j U_j') (v_c x_j U_j')'`` over all j but i, so
-    that no product is taken with a whole factor.
+    The gradient of axis i needs only the roots of the others, ``G_i = Σ_c (u_c x_j U_j') (v_c x_j U_j')'`` over all j
+    but i, so that no product is taken with a whole factor.
 
     :param roots: U_i, shape (*batch, m_i, r_i) each.
     :param left: U on the grid, shape (*batch, M, C).

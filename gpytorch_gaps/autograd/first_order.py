@@ -1,4 +1,4 @@
-"""First derivatives that are exact where second ones are not implemented, and are refused rather than wrong.
+"""Exact first derivatives. Second derivatives are not implemented, and raise an error instead of being wrong.
 
 Eigenvalues are differentiated without their eigenvectors: ``d lambda = q' (dK) q`` holds for simple and repeated
 eigenvalues alike (any orthonormal basis of the eigenspace serves for symmetric functions of them), while ``dq`` divides
@@ -31,7 +31,7 @@ def refuse_second_order() -> None:
 
 
 class FirstOrderOnly(Function):
-    """The identity, with a backward pass that refuses to be differentiated."""
+    """The identity, with a backward pass that raises an error if it is differentiated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

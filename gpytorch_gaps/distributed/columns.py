@@ -41,7 +41,7 @@ class _SumOverRanks(Function):
 def sum_over_ranks(ranks: Communicator, own: Tensor, of: Iterable[Tensor] = ()) -> Tensor:
     """The sum of a tensor over processes, whose gradients :func:`average_gradients` completes.
 
-    :param of: tensors to keep in the autograd graph on processes whose contribution is zero.
+    :param of: tensors to keep in the autograd graph of processes whose contribution is zero.
     """
     return own if ranks.size == 1 else _SumOverRanks.apply(ranks, own, *of)
 
@@ -76,7 +76,7 @@ class Share:
         return torch.cat([part for part in self.ranks.gather(own, "likelihoods") if part is not None])
 
     def last(self, own: float) -> float:
-        """The number that the process of the last column has found."""
+        """The number of the process that has the last column."""
         ranks = self.ranks
         return ranks.gather(own, "likelihoods")[min(ranks.size, self.num_probes + 1) - 1]
 

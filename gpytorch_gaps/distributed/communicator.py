@@ -1,7 +1,7 @@
 """The processes that share one problem: what they send to each other, and what happens when one of them fails.
 
-All messages go through :class:`Communicator`. It counts them, and it raises a :class:`RankError` that says what was
-waited for if a process does not answer. A single process is a group of one and sends nothing.
+All messages go through :class:`Communicator`. It counts them, and if a process does not answer, it raises a
+:class:`RankError` that names the step. A single process is a group of one and sends nothing.
 """
 
 import math
@@ -227,7 +227,7 @@ class Communicator:
 
 @contextmanager
 def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
-    """A contiguous view or copy, which is what is sent; results are written back to the tensor."""
+    """A contiguous view or copy, which is sent; results are written back to the tensor."""
     plain = tensor.detach().contiguous()
     plain = plain.view(torch.uint8) if plain.dtype == torch.bool else plain
     yield plain

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gpytorch_gaps.distributed.communicator import Communicator, RankError
 
-_groups_joined: Counter[str] = Counter()  # by this process so far, for each port
+_groups_joined: Counter[str] = Counter()  # number of groups that this process has joined, for each port
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
     rank 0 of 1
 
     :param timeout: seconds after which a process that does not answer counts as dead, and the others raise.
-    :param backend: of ``torch.distributed``. Default: NCCL for tensors on CUDA, gloo for tensors on the host.
+    :param backend: a backend of ``torch.distributed``. Default: NCCL for CUDA tensors, gloo for tensors on the host.
     :return: a :class:`Communicator`, to be passed as `group`.
     :raises ValueError: if the timeout is not a positive number.
     :raises RankError: if the other processes do not join in time.
@@ -43,7 +43,7 @@ def process_group(timeout: float = 60.0, backend: str | None = None) -> Iterator
     who, limit = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", timedelta(seconds=timeout)
     try:
         store, rank, count = next(dist.rendezvous("env://", timeout=limit))
-        # a prefix of its own: a second group, or one restarted by torchrun, would find the addresses of the first
+        # a separate prefix: otherwise a second group, or a restarted one, would find the addresses of the first
         restart, port = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ["MASTER_PORT"]
         store = dist.PrefixStore(f"start {restart}, group {_groups_joined[port]}", store)
         _groups_joined[port] += 1

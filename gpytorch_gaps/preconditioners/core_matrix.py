@@ -12,9 +12,9 @@ _LIFTS = (1.0, 1e1, 1e2, 1e3, 1e4)  # of the diagonal, where rounding still leav
 
 
 def factorise_lifted(core: Tensor, number: Tensor) -> tuple[Tensor, float, float]:
-    """The Cholesky factor of ``I + M``, or where that is indefinite to rounding of ``I + M / lift``; and the lift.
+    """The Cholesky factor of ``I + M``, or of ``I + M / lift`` if rounding makes it indefinite; and the lift.
 
-    The host waits for a device once, to see whether it succeeded: a `number` is read along with that.
+    The host waits for a device once, to check for success. A `number` is read at the same time.
     """
     eye = torch.eye(core.size(-1), dtype=core.dtype, device=core.device)
     for lift in _LIFTS:
@@ -40,6 +40,6 @@ def low_rank_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float,
 
 
 def lifted_root(coefficients: Tensor) -> Tensor:
-    """``sqrt(c)``, with zeros lifted by a constant: a root at zero has no derivative, and a clamp would drop it."""
+    """``sqrt(c)``, with zeros raised by a constant: a root at zero has no derivative, and a clamp would drop it."""
     floor = torch.finfo(coefficients.dtype).tiny ** 0.5
     return (coefficients + (coefficients.detach().clamp_min(floor) - coefficients.detach())).sqrt()

@@ -18,15 +18,15 @@ from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 class EigenPreconditioner(LowRankPreconditioner):
     """``P = W Q S_p' T_p S_p Q' W' + D``, D constant or one noise per observation.
 
-    Evans & Nair (2018), eq. (3.7). Differs from the paper in that the p x p matrix is symmetric and its Gram matrix is
-    contracted from the mask axis by axis, so that the set-up the paper calls prohibitive at 10^9 cells stays cheap; and
-    that solves are preconditioned with what is left out of the trace spread over the diagonal.
+    Evans & Nair (2018), eq. (3.7), with two differences. The p x p matrix is symmetric, and its Gram matrix is
+    contracted from the mask axis by axis, so that the set-up, which the paper calls prohibitive at 10^9 cells, stays
+    cheap. For solves, the dropped part of the trace is spread over the diagonal.
 
-    :param eigen: of the Kronecker product K.
+    :param eigen: eigen-decomposition of the Kronecker product K.
     :param train_index: flat cells of the observations, shape (N,).
     :param noise: D, shape (*batch, 1) or (*batch, N).
     :param rank: p, at most the number of cells.
-    :param trace: of ``W K W'``, shape batch. None: as in the paper, nothing is added to D.
+    :param trace: trace of ``W K W'``, shape batch. None: as in the paper, nothing is added to D.
 
     >>> import torch
     >>> from gpytorch_gaps.linalg.eigen import kron_eigh
@@ -51,7 +51,7 @@ class ShiftedEigenPreconditioner(LowRankPreconditioner):
 
     Evans & Nair (2018), eq. (3.8), with the mid-range shift of the paper.
 
-    :param eigen: of the Kronecker product K.
+    :param eigen: eigen-decomposition of the Kronecker product K.
     :param gap_index: flat cells of the gaps, shape (L,).
     :param noise: s2, shape (*batch, 1).
     :param rank: p, at most the number of cells.

@@ -5,15 +5,16 @@
     P^-1   = D^-1 - D^-1 F B (I + B G B)^-1 B F' D^-1,    B = C^(1/2),  G = F' D^-1 F
     log|P| = log|D| + log|I + B G B|
 
-Columns without that structure may stand beside F: ``P = F C F' + R R' + D``, the same with ``[F B, R]`` for ``F B``.
-The eigenvectors need not be those of one matrix: for a sum of Kronecker products F holds the leading ones of each.
+Columns without that structure may be added to F: ``P = F C F' + R R' + D`` has the same form, with ``[F B, R]`` for
+``F B``. The eigenvectors need not be those of one matrix: for a sum of Kronecker products, F holds the leading
+eigenvectors of each.
 
 The symmetric form needs no division by c, and for a constant diagonal ``I + B G B`` is no worse conditioned than P
 itself. Its Cholesky factor is applied by triangular solves: an explicit inverse would square that condition number in
 the error of ``P^-1``. The relative residual of ``P^-1`` is then about ``eps max(c) / min(D)``, good enough to
-precondition up to a ratio of 1e14, which is where D is raised to.
+precondition up to a ratio of 1e14. A smaller D is raised to that ratio.
 
-A preconditioner of ``A = K + D`` does better with the trace of A. ``P = F C F' + (D + m I)``, m the mean of the
+A preconditioner of ``A = K + D`` is better if it has the trace of A. ``P = F C F' + (D + m I)``, m the mean of the
 eigenvalues that F C F' leaves out. With the largest of these l, and ``a`` the smallest eigenvalue of A,
 
     cond(P^-1 A) <= (l + s2) / (m + s2) (1 + m / a) <= 1 + l / s2
@@ -44,7 +45,7 @@ _RESOLVED = 1e-14  # of the largest coefficient: a smaller diagonal is lost to r
 class LowRankPreconditioner:
     """``P = F C F' + R R' + D'`` on the cells `index`, in float64 whatever the precision of what it is applied to.
 
-    D' is D, raised by `added`: by what is left out where `trace` is given, and to what rounding resolves.
+    D' is D plus `added`: the dropped part of the diagonal if `trace` is given, and what rounding requires.
 
     :param vectors: Q_i, shape (*batch, m_i, m_i) each.
     :param positions: column of each Q_i that makes up eigenvector a, shape (d, p).
@@ -187,7 +188,7 @@ class LowRankPreconditioner:
 
     @cached_property
     def _float32_will_do(self) -> bool:
-        """Whether there is time to be saved, and rounding of ``eps max(c) / min(D)`` leaves it a preconditioner."""
+        """Whether float32 saves time, and rounding of ``eps max(c) / min(D)`` is small enough for a preconditioner."""
         ratio = self.coefficients.amax() / self.diagonal.amin() if self._leading else self.diagonal.new_zeros(())
         large = self.num_cells >= _LARGE and self.root is None
         return large and bool(ratio * torch.finfo(torch.float32).eps < _ROUNDED)

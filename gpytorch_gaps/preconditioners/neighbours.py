@@ -36,9 +36,9 @@ _LIFTS = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance, where rou
 class NeighbourLists:
     """Which earlier observations each observation is conditioned on.
 
-    :param rows: of the neighbours, -1 for none, shape (N, k).
+    :param rows: positions of the neighbours, -1 for none, shape (N, k).
     :param rank: place of each observation in the ordering, shape (N,).
-    :param corr: ``|corr_i|`` of every axis that they were found with, as :func:`neighbour_lists` takes them.
+    :param corr: ``|corr_i|`` of every axis when they were found, in the form of :func:`neighbour_lists`.
     """
 
     rows: Tensor
@@ -48,8 +48,8 @@ class NeighbourLists:
     def still_serve(self, factors: Sequence[Tensor]) -> bool:
         """Whether the correlations along all axes are still close to those the neighbours were found with.
 
-        :param factors: K_i, as :func:`neighbour_lists` takes them. An axis that has become another kind of axis is not
-            compared: new neighbours are found.
+        :param factors: K_i, in the form of :func:`neighbour_lists`. If the kind of an axis has changed, new neighbours
+        are found.
         """
         if [own.shape for own in factors] != [own.shape for own in self.corr]:
             return False
@@ -61,12 +61,12 @@ class NeighbourLists:
 def neighbour_lists(factors: Sequence[Tensor], index: Tensor, count: int) -> NeighbourLists:
     """The neighbours of observed cells under a Kronecker product, in a coarse-to-fine ordering.
 
-    :param factors: K_i, shape (m_i, m_i) each. Only their correlations count. Of a stationary kernel on a regular axis,
-        a vector of shape (m_i,) will do: entry l is the covariance of two levels that are l apart. No matrix is formed
-        for it, so the axis may have millions of levels. Latitude and longitude on the sphere are one axis of shape
-        (a_i, a_i, q_i): :mod:`gpytorch_gaps.linalg.axis_correlations` has all three.
+    :param factors: K_i, shape (m_i, m_i) each. Only their correlations matter. For a stationary kernel on a regular
+        axis, a vector of shape (m_i,) is enough: entry l is the covariance of two levels that are l apart. No matrix
+        is formed for it, so the axis may have millions of levels. Latitude and longitude on the sphere are one axis of
+        shape (a_i, a_i, q_i): :mod:`gpytorch_gaps.linalg.axis_correlations` has all three.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
-    :param count: neighbours of each observation, at most.
+    :param count: largest number of neighbours of an observation.
 
     >>> lists = neighbour_lists([torch.eye(3) + 1.0], torch.arange(3), 1)
     >>> lists.rows.shape, sorted(lists.rank.tolist())
@@ -169,7 +169,7 @@ class NeighbourPreconditioner:
     def _of_each(
         self, function: Callable[[SparseColumns, Tensor], Tensor], columns: Sequence[SparseColumns], x: Tensor
     ) -> Tensor:
-        """A function of U and x for every member of the batch. shape: (*batch, N, C)"""
+        """Applies a function of U and x to every member of the batch. shape: (*batch, N, C)"""
         if self.batch:
             members = x.expand(*self.batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
             parts = [function(own, part) for own, part in zip(columns, members, strict=True)]
@@ -213,7 +213,7 @@ def _conditional(entries: Entries, noise: Tensor, rows: Tensor) -> tuple[Tensor,
 
 
 def _cholesky(block: Tensor) -> Tensor:
-    """Cholesky factors; of blocks that are indefinite to rounding, with a diagonal lifted as little as will do."""
+    """Cholesky factors. If rounding makes a block indefinite, its diagonal is raised as little as necessary."""
     factor, info = torch.linalg.cholesky_ex(block)
     for lift in _LIFTS:
         failed = info > 0
@@ -224,5 +224,7 @@ def _cholesky(block: Tensor) -> Tensor:
         again, info = torch.linalg.cholesky_ex(lifted)
         factor = torch.where(failed[..., None, None], again, factor)
     if bool((info > 0).any()):
-        raise ValueError("covariance: got entries that are no covariances, expected a positive definite matrix")
+        raise ValueError(
+            "covariance: got an indefinite matrix or entries that are not finite, expected a positive definite matrix"
+        )
     return factor

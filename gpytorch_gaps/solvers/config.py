@@ -1,6 +1,6 @@
-"""How a solve is to be made: one frozen value, read from ``gpytorch_gaps.settings`` once, at an operator's edge.
+"""The configuration of a solve: one frozen value, read from ``gpytorch_gaps.settings`` once, by an operator.
 
-Below that edge nothing reads a setting. What a part of a computation wants otherwise, it says with a changed copy:
+Nothing below the operators reads a setting. A part of a computation that needs other values makes a changed copy:
 
 >>> SolveConfig(method="fill").replace(tolerance=1e-8).tolerance
 1e-08
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SolveConfig:
-    """All that decides how a solve, a log-determinant or a variance is computed.
+    """All values that determine how a solve, a log-determinant or a variance is computed.
 
     Two equal configurations give the same numbers. ``settings`` documents the meaning of each value.
 
@@ -42,7 +42,7 @@ class SolveConfig:
     tolerance: float = 1e-6
     """Relative residual of the original system that every column must reach."""
     mean_tolerance: float | None = None
-    """Certified error of posterior means, in posterior standard deviations. None: only `tolerance` counts."""
+    """Certified error of posterior means, in posterior standard deviations. None: only `tolerance` applies."""
     max_iterations: int = 2000
     dense_size: float = 800
     """Rows up to which "auto" factorises densely."""
@@ -52,7 +52,7 @@ class SolveConfig:
     train_tolerance: float = 1e-6
     """`tolerance` inside the marginal log likelihood."""
     loosest_tolerance: float = math.inf
-    """No solve is looser than this, whatever a warm start asks for: ``linear_operator.settings.cg_tolerance``."""
+    """Upper limit of all tolerances, including those of a warm start: ``linear_operator.settings.cg_tolerance``."""
     logdet_method: str = "auto"
     num_probes: int = 10
     repeat_probes: bool = False
@@ -97,7 +97,7 @@ class SolveConfig:
 
     @property
     def solution_key(self) -> tuple[Any, ...]:
-        """What the solution for the data depends on: equal keys, equal solutions."""
+        """The values that the solution for the data depends on: equal keys mean equal solutions."""
         return (
             self.method,
             self.preconditioner,

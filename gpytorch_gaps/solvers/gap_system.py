@@ -35,7 +35,7 @@ class GapSystem(NoisySystem):
     :param train_index: flat cell of each observation, last axis fastest, shape (N,).
     :param noise: D, shape (*batch, 1) or (*batch, N).
     :param axis_noise: instead of `noise`, a vector (*batch, m_i) for every axis whose product is the noise of a cell.
-    :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
+    :param shared: a cache in which systems with the same factors share the eigen-decomposition.
     :param dtype: precision of the model; default: of the factors.
     """
 
@@ -63,7 +63,7 @@ class GapSystem(NoisySystem):
         self.shape = self.term.shape
 
     def in_own_units(self) -> "GapSystem":
-        """The same system with residuals in its own units; all that is worked out for one serves the other."""
+        """The same system with residuals in its own units. Both share all cached results."""
         own = copy.copy(self)
         own.row_scale = None
         return own
@@ -97,12 +97,12 @@ class GapSystem(NoisySystem):
 
     @cached_property
     def local_gappiness(self) -> float:
-        """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud."""
+        """Gappiness in the neighbourhood of a gap: that of the grid if gaps are scattered, near one inside a cloud."""
         return local_gappiness(self.gap_index, self.term.axes)
 
     @property
     def gaps_are_scattered(self) -> bool:
-        """Whether gaps are no closer together than chance would have it."""
+        """Whether gaps are no closer together than expected by chance."""
         return self.local_gappiness <= len(self.gap_index) / self.num_cells
 
     def observed(self, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a solve must reach: a relative residual, a certified error of a posterior mean, or the error of a variance.
+"""The goal of a solve: a relative residual, a certified error of a posterior mean, or the error of a variance.
 
 **Means.** For the residual ``r = y - (K_XX + D) a`` of any approximate solution, at every point x, on the grid or off,
 
@@ -67,7 +67,7 @@ class Goal:
         return replace(goal, reduction=needed if needed == tolerance else 10.0 ** math.floor(math.log10(needed)))
 
     def measure(self, residual: Tensor) -> Tensor:
-        """The largest of all requirements, relative to what it may be, times `tolerance`. shape: (*batch, C)"""
+        """The largest ratio of a quantity to its limit, times `tolerance`. shape: (*batch, C)"""
         relative = self.system.column_norms(residual) / self.unit
         if self.noise_unit is None:
             return relative
@@ -78,12 +78,12 @@ class Goal:
         return largest(self.measure(residual))
 
     def assessed(self, rhs: Tensor, solution: Tensor, residual: Tensor) -> "Goal":
-        """The goal in the light of a solution: for variances, the residual that they allow. Others are unchanged."""
+        """The goal, given a solution: for variances, the residual that they allow. Other goals are unchanged."""
         if self.prior is None:
             return self
         floor = (10.0 * torch.finfo(torch.float64).eps * self.prior).clamp_min(torch.finfo(torch.float64).tiny)
         variance = (self.prior - (solution * (rhs + residual)).sum(-2)).maximum(floor)
-        allowed = (self.tolerance * variance).sqrt()  # in units of the noise; without noise nothing is good enough
+        allowed = (self.tolerance * variance).sqrt()  # in units of the noise; without noise, always too small
         return replace(self, unit=torch.full_like(self.unit, math.inf), noise_unit=allowed / self.tolerance)
 
     def of_correction(self, size: Tensor, error: float) -> "Goal":
@@ -100,7 +100,7 @@ class Goal:
 
 
 def certified_error(system: "NoisySystem", residual: Tensor, solution: Tensor) -> float:
-    """``||D^(-1/2) r||`` of the worst column, plus what rounding of the residual itself may add."""
+    """``||D^(-1/2) r||`` of the worst column, plus the rounding error of the residual itself."""
     return largest(system.noise_norms(residual) + system.rounding_norms(solution))
 
 

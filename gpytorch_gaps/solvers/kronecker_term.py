@@ -1,4 +1,4 @@
-"""One Kronecker product ``K = (x) K_i`` of a covariance, with what is worked out for it once."""
+"""One Kronecker product ``K = (x) K_i`` of a covariance, with cached results."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ class KroneckerTerm:
     """``K = (x) K_i`` on the whole grid, detached and in float64.
 
     :param factors: K_i, symmetric positive semi-definite, matrices or operators, shape (*batch, m_i, m_i) each.
-    :param shared: where the eigen-decomposition is kept for others who have the same factors, and may be found.
+    :param shared: a cache in which terms with the same factors share the eigen-decomposition.
     """
 
     def __init__(self, factors: Sequence[Factor], shared: dict[str, KroneckerEigen] | None = None) -> None:
@@ -100,7 +100,7 @@ class KroneckerTerm:
 
     @property
     def is_decomposed(self) -> bool:
-        """Whether the eigen-decomposition is there already."""
+        """Whether the eigen-decomposition has been computed."""
         return "eigen" in self.shared
 
     def eigen(self, dtype: torch.dtype = torch.float64) -> KroneckerEigen:

@@ -1,12 +1,12 @@
-"""Preconditioned conjugate gradients for any number of right-hand sides at once, the one engine of every solver.
+"""Preconditioned conjugate gradients for any number of right-hand sides at once, used by all solvers.
 
 It differs from ``linear_operator.utils.linear_cg`` in that
 
 1. the division guard follows the precision (upstream's 1e-10 makes a residual of 1e-6 unreachable);
-2. the caller's `stop` decides, column by column, on any quantity it likes (upstream: the mean over columns);
+2. the caller's `stop` decides, column by column, by any quantity (upstream: by the mean over columns);
 3. no product is made after the stop (upstream makes at least eleven);
 4. the Lanczos matrices are as long as the iteration, not cut off at twenty;
-5. on a device nothing is read while iterating: `stop` is asked after every tenth iteration, in one read.
+5. on a device, nothing is read while iterating, except `stop` after every tenth iteration, in one read.
 """
 
 import math
@@ -122,7 +122,7 @@ def conjugate_gradients(
     :param stop: called with the recursive residual, in the units of rhs: after every iteration, on a device after
         every tenth.
     :param lanczos: whether to return the tridiagonal matrices of the Lanczos process that each column started.
-    :param patience: iterations that need not halve the residual; after more, the run gives up. 0: never, in float64.
+    :param patience: iterations after which a run stops if they have not halved the residual. 0: never, in float64.
     :return: x; the number of products with A; tridiagonal matrices of shape (*batch, C, k, k), or None.
     """
     waits = on_device(rhs)
@@ -136,7 +136,7 @@ def conjugate_gradients(
         iterations += 1
         bar.update()
         look = iterations % ITERATIONS_BETWEEN_READS == 0
-        if waits and (not look or iterations == max_iterations):  # at the end of the budget nothing is left to decide
+        if waits and (not look or iterations == max_iterations):  # after the last iteration there is nothing to decide
             continue
         residual = run.residual if scale is None else run.residual * scale
         if _should_stop(stop, residual, stall if look else None, waits):
@@ -188,7 +188,7 @@ class _Stall:
         self._best, self._waited, self._patience = math.inf, 0, patience
 
     def seen(self, size: float, iterations: int) -> bool:
-        """Whether to give up on a residual of this size, so many iterations after the last."""
+        """Whether to stop, given a residual of this size after this many more iterations."""
         self._waited += iterations
         if size <= 0.5 * self._best:
             self._best, self._waited = size, 0

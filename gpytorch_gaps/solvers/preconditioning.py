@@ -1,12 +1,12 @@
-"""Which preconditioners a system can be given, each set up once.
+"""The preconditioners of a system, each set up once.
 
 **Eigen**: the leading eigenvectors of every Kronecker term, those of all terms above one threshold, and low-rank terms
 whole. What is left out has a norm of at most the sum of the largest eigenvalues left out, so that the best rank is
 known before anything is solved.
 
-**Neighbours**: a sparse inverse Cholesky factor. How good it is, a few iterations tell.
+**Neighbours**: a sparse inverse Cholesky factor. A few iterations show how good it is.
 
-**Own**: whatever a function that the user gave makes of the system. It is asked for three things:
+**Own**: the object that a user's function returns for the system. It has up to three methods:
 
 - ``solve(x)``: ``P^-1 x`` for x in float64, shape (*batch, N, C);
 - ``draw(count, batch)``: random vectors with covariance P, shape (*batch, N, count), for log-determinants alone;
@@ -36,32 +36,32 @@ from gpytorch_gaps.utils.threads import threads_for
 
 @dataclass(frozen=True)
 class Eigen:
-    """Leading eigenvectors: so many of each Kronecker term."""
+    """Leading eigenvectors: a number for each Kronecker term."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A sparse inverse Cholesky factor by so many nearest neighbours."""
+    """A sparse inverse Cholesky factor by a number of nearest neighbours."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a user's function makes of the system."""
+    """The object that a user's function returns for the system."""
 
     make: Callable[[NoisySystem], Any]
 
 
 class OwnPreconditioner:
-    """An object that a user's function made, with what the solvers ask for besides.
+    """An object that a user's function returned, with further attributes that solvers need.
 
     :param given: has ``solve``; for log-determinants also ``draw`` and ``logdet``. It may have ``flops``, those of
         applying it to one column, and ``setup_flops``, for reports.
     :param num_rows: N.
-    :raises ValueError: if it has no ``solve``, or lacks what a log-determinant needs when one is asked for.
+    :raises ValueError: if it has no ``solve``, or lacks a method that a log-determinant needs.
 
     >>> class Halving:
     ...     def solve(self, x):
@@ -131,7 +131,7 @@ def preconditioner(system: NoisySystem, choice: Choice) -> Any:
 
 
 def preconditioner_of_solves(system: NoisySystem, choice: Choice) -> Any:
-    """The one that is reused, if there is one; else the one that is chosen."""
+    """The preconditioner that is reused, if there is one; else the one that is chosen."""
     if system.reused_preconditioner is not None:
         return system.reused_preconditioner
     system.last_preconditioner = preconditioner(system, choice)
@@ -147,20 +147,20 @@ def has_preconditioner(system: NoisySystem, choice: Choice) -> bool:
 
 
 def eigen_preconditioner(system: NoisySystem, ranks: tuple[int, ...]) -> LowRankPreconditioner:
-    """:func:`low_rank_approximation` with the trace of the matrix: what conjugate gradients want.
+    """:func:`low_rank_approximation` with the trace of the matrix, for conjugate gradients.
 
-    :param ranks: how many eigenvectors each Kronecker term gives.
+    :param ranks: number of eigenvectors of each Kronecker term.
     """
     return system.cached(("preconditioner", Eigen(ranks)), lambda: _low_rank(system, ranks, system.kernel_trace))
 
 
 def has_low_rank(system: NoisySystem) -> bool:
-    """Whether a preconditioner can be made of eigenvectors; it divides by the noise."""
+    """Whether there can be a preconditioner by eigenvectors, which divides by the noise."""
     return system.has_eigenvectors and system.least_noise > 0
 
 
 def low_rank_approximation(system: NoisySystem, ranks: tuple[int, ...]) -> LowRankPreconditioner:
-    """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D`` with nothing added: what variances are computed from."""
+    """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D`` with nothing added, from which variances are computed."""
     return system.cached(("low rank", ranks), lambda: _low_rank(system, ranks, None))
 
 
@@ -205,7 +205,7 @@ def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None)
 
 @dataclass
 class _Kept:
-    """What is kept for one set of observed cells, from one training step to the next."""
+    """What one training step keeps for the next, for one set of observed cells."""
 
     lists: dict[tuple[int, tuple[int, ...], int | None], NeighbourLists] = field(default_factory=dict)
     count: int | None = None
@@ -223,7 +223,7 @@ def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
 
 
 def _lists(system: NoisySystem, count: int) -> NeighbourLists:
-    """The neighbours of every observation; those found for earlier hyperparameters, while these have moved little."""
+    """The neighbours of every observation; those of earlier hyperparameters if these have changed little."""
     factors, key = _typical_covariances(system), _key(system, count)
     lists = _kept.setdefault(system.train_index, _Kept()).lists
     if key not in lists or not lists[key].still_serve(factors):
@@ -243,7 +243,7 @@ def remember_count(system: NoisySystem, count: int) -> None:
 
 
 def remembered_count(system: NoisySystem) -> int | None:
-    """The number of neighbours that was best for hyperparameters close to these; None where it is not known."""
+    """The number of neighbours that was best for hyperparameters close to these; None if unknown."""
     kept = _kept.get(system.train_index)
     if kept is None or kept.count is None:
         return None
@@ -254,12 +254,12 @@ def remembered_count(system: NoisySystem) -> int | None:
 
 
 def forget_neighbours() -> None:
-    """Drops all that is kept: a run that is resumed from a checkpoint has nothing, and must take the same steps."""
+    """Drops all kept results: a run that resumes from a checkpoint has none, and must take the same steps."""
     _kept.clear()
 
 
 def _finest_axes(system: NoisySystem) -> tuple[int, ...]:
-    """The axes of the term that tells most of them apart: a dense factor for several axes knows of one only."""
+    """The axes of the term that distinguishes most of them: a dense factor for several axes has only one."""
     return max((term.axes for term in system.terms), key=len)
 
 

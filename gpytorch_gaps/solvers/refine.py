@@ -1,4 +1,4 @@
-"""Iterative refinement on the residual that matters: the one accuracy loop between a solve and conjugate gradients.
+"""Iterative refinement on the original residual: the one accuracy loop between a solve and conjugate gradients.
 
 A formulation of the system (ignore, fill, penalize, spectral) has a system of its own. The loop corrects an iterate of
 it, in whatever precision, and recomputes its residual in float64:
@@ -6,8 +6,8 @@ it, in whatever precision, and recomputes its residual in float64:
     r = residual(x);   x += solve_correction(r)
 
 Refining the formulation's own system contracts whatever the amplification between its residual and the original one.
-Once the own residual says that the goal is met, the original system is asked. A formulation whose residual the original
-system amplifies may end where rounding is amplified, at some ``1e-16 |K| / s2``; a variance says only then how
+Once its own residual meets the goal, the residual of the original system is checked. A formulation whose residual the
+original system amplifies may end where rounding is amplified, at some ``1e-16 |K| / s2``; a variance says only then how
 accurate it must be. In both cases the same formulation starts again on what is left of the original system.
 """
 
@@ -30,7 +30,7 @@ _WORTH_RESTART = 0.1  # relative residual from which solving once more should ge
 
 
 class Preconditioner(Protocol):
-    """What conjugate gradients ask of a preconditioner."""
+    """The interface of a preconditioner for conjugate gradients."""
 
     @property
     def rank(self) -> int: ...
@@ -41,7 +41,7 @@ class Preconditioner(Protocol):
 
     @property
     def left_over(self) -> float:
-        """A bound on what it leaves of the matrix, over the noise: below a tolerance, it is the matrix."""
+        """A bound on its difference from the matrix, over the noise: below a tolerance, it equals the matrix."""
 
     @property
     def solve(self) -> Callable[[Tensor], Tensor]:
@@ -53,8 +53,8 @@ class Formulation(ABC):
 
     :param system: the original system.
     :param rhs: shape (*batch, N, C), float64.
-    :param goal: what its solution must reach.
-    :param patience: iterations that need not halve the residual; after more, a correction gives up. 0: never.
+    :param goal: the goal of its solution.
+    :param patience: iterations after which a correction stops if they have not halved the residual. 0: never.
     """
 
     is_original = False
@@ -88,7 +88,7 @@ class Formulation(ABC):
 
     @abstractmethod
     def original_error(self, residual: Tensor) -> Tensor:
-        """The goal's measure of the original residual that goes with an own one. shape: (*batch, C)"""
+        """The goal's measure of the original residual that corresponds to an own one. shape: (*batch, C)"""
 
     @abstractmethod
     def solution(self, iterate: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Formulation(ABC):
         """The product with the formulation's own matrix, in the precision of x."""
 
     def preconditioner(self, dtype: torch.dtype) -> Closure | None:
-        """What conjugate gradients are preconditioned with."""
+        """The preconditioner of conjugate gradients."""
         return None if self._preconditioner is None else self._preconditioner.solve
 
     @property
@@ -147,7 +147,7 @@ class Formulation(ABC):
 
 @dataclass
 class Refined:
-    """A solution, the residual it leaves in the original system, and what it took."""
+    """A solution, its residual in the original system, and the work it took."""
 
     solution: Tensor  # shape: (*batch, N, C), float64
     residual: Tensor  # of the original system, shape: (*batch, N, C), float64
@@ -181,7 +181,7 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
             if not (stalled and dtype == torch.float64):
                 dtype = torch.float64 if stalled else dtype  # the lower precision contracts this system no further
                 continue
-        # the formulation has done what it can: ask the original system
+        # the formulation cannot improve its own residual: check the original system
         own = current.form.solution(current.value) * size
         solution = own if best is None else best.solution + own
         same = best is None and form.is_original
@@ -219,7 +219,7 @@ class _Iterate:
         value = form.start(guess)
         residual = form.residual(value)
         error = form.original_error(residual)
-        # a factorisation needs no look at where it starts from
+        # a factorisation does not depend on where it starts from
         return cls(form, value, residual, error, math.inf if form.is_direct and guess is None else largest(error))
 
     @property

@@ -1,4 +1,4 @@
-"""Solves a system by a named method or the cheapest, and reports what the original system says of the solution."""
+"""Solves a system by a named method or the cheapest, and reports the residual of the original system."""
 
 import time
 from dataclasses import dataclass, replace
@@ -41,11 +41,11 @@ _ADVICE_FOR_SUMS = {
 
 @dataclass(frozen=True)
 class Solved:
-    """A solution, what it leaves of the right-hand sides, and a report.
+    """A solution, its residual, and a report.
 
     :param solution: in the precision of the right-hand sides. shape: (*batch, N, C)
     :param residual: ``rhs - A a`` in float64. shape: (*batch, N, C)
-    :param lanczos: tridiagonal matrices, where they were asked for. shape: (*batch, C, k, k)
+    :param lanczos: tridiagonal matrices, if requested. shape: (*batch, C, k, k)
     """
 
     solution: Tensor
@@ -71,15 +71,15 @@ def solve_system(
 ) -> Solved:
     """``a`` with ``A a = rhs``, to a relative residual of ``config.tolerance`` in every column.
 
-    float32 systems are iterated in float32 and refined in float64, with ``config.mixed_precision`` float64 ones too;
-    where float32 cannot contract, in float64 altogether.
+    float32 systems, and float64 systems with ``config.mixed_precision``, are iterated in float32 and refined in
+    float64. If float32 cannot reduce the residual, they are iterated in float64.
 
     :param rhs: shape (*batch, N, C).
-    :param guess: of ``a``, to start from. shape (*batch, N, C).
-    :param of_data: whether rhs are data. The certified error of their posterior mean is then held to
+    :param guess: initial guess of ``a``. shape (*batch, N, C).
+    :param of_data: whether rhs are data. The certified error of their posterior mean must then reach
         ``config.mean_tolerance``, too. It is reported in any case.
-    :param prior: prior variances of points whose covariances with the data are rhs: their posterior variances are then
-        held to ``config.tolerance``, in place of the residual. shape (*batch, C).
+    :param prior: prior variances of points whose covariances with the data are rhs. Their posterior variances must then
+        reach ``config.tolerance``, instead of the residual. shape (*batch, C).
     """
     started, config = time.perf_counter(), config or SolveConfig()
     _refuse_infinite(rhs)
@@ -117,7 +117,7 @@ def solve_system(
 def _report(
     system: NoisySystem, rhs: Tensor, found: Refined, config: SolveConfig, started: float, scale: Tensor | float = 1.0
 ) -> SolveReport:
-    """What a solution by ignore-gaps says of itself.
+    """The report of a solution by ignore-gaps.
 
     :param scale: what `rhs` was divided by.
     """
@@ -137,13 +137,13 @@ def _report(
 
 
 def _surprise(chosen: Plan, iterations: int) -> str:
-    """What a report says of many more iterations than were planned."""
+    """The remark of a report on many more iterations than were planned."""
     more = MANY_ITERATIONS < iterations > _SURPRISE * chosen.iterations > 0
     return f"; {chosen.iterations:.0f} iterations were expected" if more else ""
 
 
 def advice_for(system: NoisySystem, method: str) -> str:
-    """What to try where a method did not converge."""
+    """Advice for a method that did not converge."""
     return ADVICE[method] if isinstance(system, GapSystem) else (ADVICE | _ADVICE_FOR_SUMS)[method]
 
 
@@ -162,7 +162,7 @@ def _refuse_infinite(rhs: Tensor) -> None:
 
 
 def _checked_guess(system: NoisySystem, rhs: Tensor, guess: Tensor | None, goal: Goal) -> Refined | None:
-    """A guess that is better than nothing, with the residual it leaves."""
+    """An initial guess, if it is better than zero, with its residual."""
     if guess is None:
         return None
     left = rhs - system.matmul(guess)
@@ -173,7 +173,7 @@ def _checked_guess(system: NoisySystem, rhs: Tensor, guess: Tensor | None, goal:
 def _solve_by_plans(
     system: NoisySystem, rhs: Tensor, goal: Goal, given: Refined | None, config: SolveConfig
 ) -> tuple[Refined, Plan, float]:
-    """Plans in turn until one meets the goal, each from what the one before came to.
+    """Tries plans in turn until one meets the goal. Each starts from the solution of the one before.
 
     :return: the best solution, with the iterations of all of them; its plan, whose reason names those that failed; and
         the relative residual that was started from.
@@ -198,7 +198,7 @@ def _solve_by_plans(
             break
         reached = system.column_norms(found.residual) / system.residual_unit(rhs)
         tried += f"{chosen.method} stopped at {float(reached.max()):.1e}; "
-        # an iterate worse than nothing is no start for the next
+        # the next plan does not start from an iterate that is worse than zero
         guess = found.solution if bool((reached < 1.0).all()) else None
     assert best is not None
     return replace(best[0], iterations=iterations, passes=passes, flops=flops), best[1], start

@@ -1,9 +1,9 @@
-"""The system that every solver is given: ``(Σ_t W K_t W' + E + D) a = y``, detached, in float64.
+"""The system that all solvers receive: ``(Σ_t W K_t W' + E + D) a = y``, detached, in float64.
 
 ``K_t`` are Kronecker products on the grid, ``W`` selects the observed cells, E is everything without that structure,
 D is diagonal. :class:`~gpytorch_gaps.solvers.gap_system.GapSystem` is the case of one Kronecker product and nothing
-else, in which gaps can be filled. The system owns the one cache of all that is worked out from it: decompositions,
-dense factors, preconditioners and plans.
+else, in which gaps can be filled. The system owns the cache of all results computed from it: decompositions, dense
+factors, preconditioners and plans.
 """
 
 import math
@@ -27,7 +27,7 @@ _ROUNDINGS_OF_A_RESIDUAL = 8.0  # of a float64 product and residual, in units of
 
 @dataclass(frozen=True)
 class Unstructured:
-    """E, the terms of a covariance that are no Kronecker products.
+    """E, the terms of a covariance that are not Kronecker products.
 
     :param matmul: the product with E, in float64.
     :param dense: E itself, in float64. shape: (*batch, N, N)
@@ -35,7 +35,7 @@ class Unstructured:
     :param root: R with ``E ~ R R'``: exact for low-rank terms, to some rank for others. shape (*batch, N, r).
     :param trace: trace of E. shape: batch
     :param flops: FLOPs of a product with one column.
-    :param is_low_rank: whether ``R R'`` is all there is of E.
+    :param is_low_rank: whether ``R R'`` equals E.
     """
 
     matmul: Callable[[Tensor], Tensor]
@@ -93,10 +93,10 @@ class NoisySystem:
             term.symmetrize(asymmetry[:size])
             asymmetry = asymmetry[size:]
 
-    # -- what is worked out once -------------------------------------------------------------------------------------
+    # -- cached results ----------------------------------------------------------------------------------------------
 
     def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """``make()``, the first time it is asked for."""
+        """``make()``, computed on the first call."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
@@ -106,7 +106,7 @@ class NoisySystem:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All that the matrix is made of; of unstructured terms, what is known of them."""
+        """All parts of the matrix, with what is known about unstructured terms."""
         known = () if self.other is None else (self.other.root,)
         return *(tensor for term in self.terms for tensor in term.leaves), self.noise, *known
 
@@ -191,7 +191,7 @@ class NoisySystem:
         return (x if self.row_scale is None else x * self.row_scale).norm(dim=-2)
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
-        """What a residual is relative to: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""
+        """The unit of a relative residual: ``||rhs||``, or one, so that a zero right-hand side counts as solved."""
         norm = self.column_norms(rhs)
         return torch.where(norm > 0, norm, torch.ones_like(norm))
 
@@ -203,7 +203,7 @@ class NoisySystem:
         return (x * self.noise.rsqrt().to(x.dtype).unsqueeze(-1)).norm(dim=-2)
 
     def rounding_norms(self, x: Tensor) -> Tensor:
-        """What rounding adds to ``||D^(-1/2) A x||`` per column: a few eps times the norm of a row of ``K diag(x)``.
+        """The rounding error of ``||D^(-1/2) A x||`` per column: a few eps times the norm of a row of ``K diag(x)``.
 
         shape: (*batch, N, C) -> (*batch, C)
         """

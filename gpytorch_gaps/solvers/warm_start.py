@@ -1,4 +1,4 @@
-"""What one training step passes on to the next: solutions to start from, and probes that stay the same.
+"""What one training step passes to the next: solutions to start from, and probes that stay the same.
 
 With probes z held fixed, ``u = A^-1 z`` moves as little as A does, so that conjugate gradients start close to the
 solution, and the loss is a smooth function of the hyperparameters, not a new draw at every step. Gradients need no more
@@ -8,9 +8,10 @@ from A to B = A + dA,
 
     log|B| - log|A|  ~  1/2 mean_j (u_j + v_j)' (B z_j - A z_j),     A u_j = z_j,  B v_j = z_j
 
-in which a residual of u counts no more than the step is long. (``u_j' A z_j = z_j' z_j`` would save a product, and hold
-for exact solutions only: the value would drift.) For B = c A it gives N sinh(log c) in place of N log c: a step
-that changes A by a tenth is off by a sixth of a percent of its change, one of a length-scale by several percent.
+so the error from an inexact u is proportional to the length of the step. (``u_j' A z_j = z_j' z_j`` would save a
+product, but holds only for exact solutions: the value would drift.) For B = c A it gives N sinh(log c) in place of N
+log c: a step that changes A by a tenth is off by a sixth of a percent of its change, one of a length-scale by several
+percent.
 
 Probes are random signs that are the same on every device: a hash of their position, not the state of a generator.
 Counters ``seed, row, column`` are mixed one into the other by the finalizer of SplitMix64 (Stafford's mix 13),
@@ -48,7 +49,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 class LogdetPath:
     """The last step on one set of observations. Never differentiated."""
 
-    cells: Tensor  # of the observations, shape (N,)
+    cells: Tensor  # cells of the observations, shape (N,)
     solutions: Tensor  # of right-hand sides, then probes, shape (N, C + k)
     images: Tensor  # A z, shape (N, k)
     start: Tensor  # the log-determinant where the path begins
@@ -92,13 +93,13 @@ class WarmStart:
     """Probes, the last solutions for them, and the last preconditioner, of every set of observations trained on.
 
     :param num_probes: k. The relative error of the gradient of the log-determinant, in a direction with T effective
-        degrees of freedom, is about ``sqrt(2 / (k T))``: four serve a hundred thousand observations as well as the
-        data themselves determine their hyperparameters.
+        degrees of freedom, is about ``sqrt(2 / (k T))``. For a hundred thousand observations, four probes are as
+        accurate as the hyperparameters that the data determine.
     :param tolerance: relative residual of every solve once the hyperparameters have settled; of the original system
         whatever the method, in place of ``settings.train_tolerance``. By default it follows from the number of
-        observations and their noise, see :func:`unbiased_tolerances`. While hyperparameters still move, a solve only
-        reduces the residual of the last step's solutions to 30 %; later steps remove the rest.
-    :param loosest: largest relative residual of a solve while they move.
+        observations and their noise, see :func:`unbiased_tolerances`. While hyperparameters change, each solve only
+        reduces its initial residual to 30 %; later steps remove the rest.
+    :param loosest: largest relative residual of a solve while they change.
     :param seed: seed of the probes, which are random signs.
     :raises ValueError: if an argument is of the wrong type or range.
 
@@ -140,7 +141,7 @@ class WarmStart:
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Holds all solves to the tolerance of settled hyperparameters, whether these still move or not."""
+        """Makes all solves reach the tolerance of settled hyperparameters, even while these still change."""
         self._settled = True
         try:
             yield

@@ -48,7 +48,7 @@ class FillGaps(Formulation):
         return self.system.shifted_solve(grid)
 
     def start(self, guess: Tensor | None) -> Tensor:
-        """``y_Z = K_ZX a_X`` for a guess of a."""
+        """``y_Z = K_ZX a_X`` for an initial guess of a."""
         if guess is None:
             return self.rhs.new_zeros(*self.rhs.shape[:-2], len(self.system.gap_index), self.rhs.size(-1))
         return self.system.kernel_matmul(guess, self.system.gap_index, self.system.train_index)

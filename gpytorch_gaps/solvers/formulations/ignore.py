@@ -32,7 +32,7 @@ class IgnoreGaps(Formulation):
         patience: int = 0,
     ) -> None:
         super().__init__(system, rhs, goal, patience)
-        self.restarts = 0 if goal.prior is None else self.restarts  # but for variances, nothing is amplified
+        self.restarts = 0 if goal.prior is None else self.restarts  # nothing is amplified, except for variances
         self.matmul_flops = system.product_flops
         self._preconditioner, self.is_direct, self._at_zero = preconditioner, direct, False
         if direct:
@@ -63,7 +63,7 @@ class IgnoreGaps(Formulation):
             return solve_from(self.system.cholesky(), residual), 0
         if self._preconditioner is None or self._preconditioner.left_over > self.goal.reduction:
             return None
-        # the preconditioner is the matrix to this tolerance; the residual, computed next, will show it
+        # the preconditioner equals the matrix to this tolerance; the residual, computed next, confirms it
         self.flops += self.num_columns * self._preconditioner.flops
         solution = self._preconditioner.solve(residual)
         if self.keeps_lanczos and self.lanczos is None:

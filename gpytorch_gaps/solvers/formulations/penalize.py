@@ -23,8 +23,8 @@ class PenalizeGaps(Formulation):
     """The penalty formulation of Evans & Nair (2018), preconditioned by ``(gamma R + s2 I)^-1`` as they suggest.
 
     Cost of an iteration: one Kronecker product on M cells. No refinement makes it more accurate than its penalty;
-    `penalty` None takes ``10 |K|`` over the reduction of the residual that is asked for, at which the penalty itself
-    costs no accuracy.
+    `penalty` None means ``10 |K|`` divided by the required reduction of the residual, at which the penalty itself costs
+    no accuracy.
     """
 
     system: GapSystem

@@ -69,7 +69,7 @@ class SpectralGaps(Formulation):
         return torch.addcmul(image if self._all_kept else kept * image, shift, weights)
 
     def start(self, guess: Tensor | None) -> Tensor:
-        """``w = T Phi' W' a`` for a guess of a."""
+        """``w = T Phi' W' a`` for an initial guess of a."""
         self._at_zero = guess is None
         if guess is None:
             return torch.zeros_like(self._target)

@@ -1,4 +1,4 @@
-"""What each way of solving should cost on this machine: the one place that knows costs.
+"""The expected cost of each method on this machine. All cost models are here.
 
 Time is FLOPs, bytes moved and calls, at the rates of this machine (:mod:`gpytorch_gaps.solvers.planning.rates`).
 
@@ -10,7 +10,7 @@ solved.
 is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of the
 prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2`` is the
 edge of the Jacobi ensemble. Inside a cloud beta is nearer to one, and what counts is the gappiness as gaps see it;
-clouds may still need hundreds of iterations. For rough kernels the bound is far too high, and a trial tells more
+clouds may still need hundreds of iterations. For rough kernels the bound is far too high, and a trial is more accurate
 (:mod:`gpytorch_gaps.solvers.planning.trial`). **Spectral** is the same in a truncated basis.
 """
 
@@ -42,7 +42,7 @@ _FLOAT32_ITERATIONS = 2.5  # times as many as in float64: refinement restarts co
 
 @dataclass(frozen=True)
 class Plan:
-    """A formulation, its parameters, the iterations it may take, and what it is thought to need."""
+    """A formulation, its parameters, the iterations it may take, and its expected iterations and cost."""
 
     method: str
     rank: int = 0
@@ -109,7 +109,7 @@ def gap_dense_plan(system: GapSystem, num_rhs: int) -> Plan:
 
 
 def cheaper_than_eigen(system: NoisySystem, num_rhs: int, limit: float) -> bool:
-    """Whether a dense solve costs less than the eigen-decompositions without which nothing else can be planned.
+    """Whether a dense solve costs less than the eigen-decompositions, which all other plans need.
 
     :param limit: rows beyond which no dense solve is considered.
     """
@@ -129,7 +129,7 @@ def filling_plan(
 ) -> Plan:
     """Fill-gaps, or spectral where its truncated basis makes it cheaper.
 
-    :param condition: of the matrix of fill-gaps, where a trial has told it.
+    :param condition: condition number of the matrix of fill-gaps, if a trial has estimated it.
     """
     fill = fill_plan(system, num_rhs, reduction, max_iterations, condition)
     if not (system.least_noise > 0 and system.is_definite):
@@ -144,7 +144,7 @@ def filling_plan(
 def fill_plan(
     system: GapSystem, num_rhs: int, reduction: float, max_iterations: int, condition: float | None = None
 ) -> Plan:
-    """Fill-gaps, with the iterations it should need if the gaps are scattered, or has been seen to need."""
+    """Fill-gaps, with the iterations that scattered gaps should need, or that a trial has measured."""
     products, noise = system.eigen().products, system.noise
     spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())  # the worst of the batch
     reason = "if the gaps are scattered" if condition is None else "after a trial"
@@ -184,7 +184,7 @@ class RankChoice:
 
 
 def rank_choices(system: NoisySystem, rank: int | None = None) -> list[RankChoice]:
-    """Preconditioners of increasing rank, or of the rank that is asked for."""
+    """Preconditioners of increasing rank, or of the requested rank."""
     return system.cached(("rank choices", rank), lambda: _rank_choices(system, rank))
 
 
@@ -237,7 +237,7 @@ def _preconditioner_flops(system: NoisySystem, rank: int, columns: Sequence[int]
 
 
 def rank_plans(system: NoisySystem, num_rhs: int, reduction: float, rank: int | None = None) -> list[Plan]:
-    """Ignore-gaps at every rank that is considered."""
+    """Plans of ignore-gaps, one for each rank."""
     key = ("rank plans", num_rhs, reduction, rank)
     return system.cached(key, lambda: [_rank_plan(system, c, num_rhs, reduction) for c in rank_choices(system, rank)])
 
@@ -263,7 +263,7 @@ def _rank_plan(system: NoisySystem, choice: RankChoice, num_rhs: int, reduction:
 
 
 def about_sum(system: NoisySystem) -> str:
-    """How a report names a sum of kernels, or an interpolated product; empty for a product at cells."""
+    """The description of a sum of kernels or an interpolated product in reports; empty for a product at cells."""
     if isinstance(system, GapSystem):
         return ""
     if system.kind != NoisySystem.kind:  # interpolated

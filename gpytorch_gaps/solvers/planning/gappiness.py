@@ -1,4 +1,4 @@
-"""How gappy a grid is where its gaps are."""
+"""The local gappiness of a grid: the share of gaps in the neighbourhood of its gaps."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ _NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
 
 
 def local_gappiness(gaps: Tensor, shape: Sequence[int]) -> float:
-    """Gappiness as a gap sees it: that of the grid if gaps are scattered, near one inside a cloud.
+    """Gappiness in the neighbourhood of a gap: that of the grid if gaps are scattered, near one inside a cloud.
 
-    The 95 % quantile, over the gaps, of the share of gaps among some 25 neighbours; where that is no more than chance
-    would have it, the gappiness of the grid.
+    It is the 95 % quantile, over the gaps, of the share of gaps among about 25 neighbours. If that is no more than
+    expected by chance, it is the gappiness of the grid.
 
     :param gaps: flat cells, shape (L,).
     """

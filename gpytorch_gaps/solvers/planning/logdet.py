@@ -1,4 +1,4 @@
-"""Which log-determinant, and on which side of the block identity.
+"""Chooses the method for a log-determinant, and the side of the block identity.
 
 Exact where a dense factorisation is small, or cheaper than an estimate. Otherwise Lanczos goes where an estimate of a
 given error takes the least time: to the observations, preconditioned by eigenvectors or neighbours, or to the gaps. How
@@ -90,14 +90,14 @@ class _Estimate(NamedTuple):
 
     @property
     def merit(self) -> float:
-        """The time that an estimate of a given error takes, where an error of a nat counts as none: less is better."""
+        """The time for an estimate of given accuracy, where errors below a nat do not count. Smaller is better."""
         return self.plan.seconds * (self.variance + _NEGLIGIBLE_ERROR**2)
 
 
 def _on_gaps(system: GapSystem, config: SolveConfig) -> _Estimate:
     columns, tolerance = config.num_probes + 1, config.train_tolerance
     trial = gap_trial(system)
-    # a trial says too little of clouds, for which the bound is the safer guess
+    # a trial is unreliable for clouds, for which the bound is the safer guess
     condition = expected_condition(trial) if system.gaps_are_scattered else None
     found = fill_plan(system, columns, tolerance, config.max_iterations, condition)
     return _Estimate(found, expected_log_variance(trial, len(system.gap_index)) / config.num_probes)
@@ -107,7 +107,7 @@ def _on_gaps(system: GapSystem, config: SolveConfig) -> _Estimate:
 
 
 def data_preconditioner(system: NoisySystem, config: SolveConfig) -> Choice | None:
-    """What probes and data are preconditioned with, which are solved for together; None for nothing."""
+    """The preconditioner for probes and data, which are solved for together; None for none."""
     found = _on_data(system, config)
     return None if found is None else found.plan.preconditioner
 
@@ -115,7 +115,7 @@ def data_preconditioner(system: NoisySystem, config: SolveConfig) -> Choice | No
 def _on_data(system: NoisySystem, config: SolveConfig, ceiling: float = math.inf) -> _Estimate | None:
     """The best preconditioner; None where none is allowed.
 
-    :param ceiling: merit of the other side, which neighbours would have to beat.
+    :param ceiling: merit of the other side, which neighbours must beat.
     """
     known = (config.num_probes, config.train_tolerance, config.preconditioner, config.rank, config.num_neighbours)
     return system.cached(("data side", ceiling, *known), lambda: _best_on_data(system, config, ceiling))

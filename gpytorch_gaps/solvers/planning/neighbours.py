@@ -1,7 +1,7 @@
-"""What ignore-gaps costs with the neighbours preconditioner: nothing but a few iterations can tell.
+"""The cost of ignore-gaps with the neighbours preconditioner, which only a few iterations can show.
 
-The set-up depends on N and the number k of neighbours alone. The iterations depend on how far neighbours screen an
-observation from all others, which a trial of the preconditioned matrix tells. Twice the neighbours take some 2.5 times
+The set-up depends only on N and the number k of neighbours. The iterations depend on how far neighbours screen an
+observation from all others, which a trial of the preconditioned matrix shows. Twice the neighbours take some 2.5 times
 fewer iterations.
 """
 
@@ -46,7 +46,7 @@ def neighbour_plan(
 ) -> Plan | None:
     """Ignore-gaps with the neighbours preconditioner, which is set up and tried; None where that cannot pay.
 
-    :param ceiling: seconds of the best alternative.
+    :param ceiling: time of the best alternative, in seconds.
     :param gradients: whether ``log|P|`` is differentiated, which takes longer than its set-up.
     """
     if "neighbours" not in config.preconditioners or not (system.terms and system.on_cells) or system.num_train < 2:

@@ -1,4 +1,4 @@
-"""Which formulation to use: the one that should take the least time on this machine, with the next ones in reserve.
+"""Chooses a formulation: the one that should take the least time on this machine, with the next ones in reserve.
 
 - dense Cholesky where the observations, or the gaps, are few; or where it costs less than the eigen-decompositions
   that all else begins with, as on a series: one axis, and fewer observations than its places;
@@ -49,9 +49,9 @@ _PATIENCE_ITERATIONS = 1000  # without a halved residual, after which the next p
 class Task:
     """What is to be solved for.
 
-    :param num_rhs: right-hand sides, those that will follow included.
+    :param num_rhs: number of right-hand sides, including those that will follow.
     :param reduction: factor by which their residuals must fall, from the right-hand side on.
-    :param start: relative residual of the guess that is started from.
+    :param start: relative residual of the initial guess.
     """
 
     num_rhs: int
@@ -74,7 +74,7 @@ def plan(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]
 
 
 def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
-    """The method that is asked for; for "ignore", with the rank that is asked for or the best one."""
+    """The requested method; for "ignore", with the requested rank or the best one."""
     method, rank = config.method, config.rank
     if method == "cholesky":
         return Plan(method, direct="data", reason=_asked_for(system, "dense"))
@@ -90,7 +90,7 @@ def _named_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
 
 
 def _ignore_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
-    """Ignore-gaps with the best of the preconditioners that are allowed."""
+    """Ignore-gaps with the best of the allowed preconditioners."""
     if config.rank and "eigen" in config.preconditioners and not has_low_rank(system):
         why = "for a block of axes, expected None: its eigenvectors are no columns of a matrix"
         why = "without noise, expected 0: the preconditioner divides by it" if system.has_eigenvectors else why
@@ -105,7 +105,7 @@ def _ignore_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan:
 
 
 def preconditioned_plan(system: NoisySystem, task: Task, config: SolveConfig) -> Plan | None:
-    """Ignore-gaps with the preconditioner that should take the least time; None where none is allowed."""
+    """Ignore-gaps with the preconditioner that should take the least time; None if none is allowed."""
     if callable(config.preconditioner):
         return _own_plan(config)
     eigen = None
@@ -139,13 +139,13 @@ def _reusing_plan(system: NoisySystem) -> Plan:
 
 
 def _best_from(system: NoisySystem, task: Task, rank: int | None) -> Plan:
-    """The best rank of ignore-gaps from where the task starts."""
+    """The best rank of ignore-gaps for the starting point of the task."""
     cold = best_rank(system, task.num_rhs, task.reduction, rank)
     return cold if task.start >= 1.0 else _quicker(system, task, rank, cold) or cold
 
 
 def _quicker(system: NoisySystem, task: Task, rank: int | None, cold: Plan) -> Plan | None:
-    """From a guess: the cheapest rank that needs half the iterations of a cold start, for not many more FLOPs."""
+    """For a start from a guess: the cheapest rank with half the iterations of a cold start and few more FLOPs."""
     still_needed = min(0.5, task.reduction / max(task.start, task.reduction))
     affordable = _SETUP_ADVANTAGE * cold.flops + _NEGLIGIBLE_FLOPS
     plans = rank_plans(system, task.num_rhs, still_needed, rank)
@@ -212,7 +212,7 @@ def _tried(system: NoisySystem, fill: Plan, task: Task, config: SolveConfig, oth
     cost = TRIAL_STEPS * fill.seconds / max(1.0, fill.iterations * task.num_rhs)
     if fill.seconds < other or cost > _WORTH_A_TRIAL * other or not isinstance(system, GapSystem):
         return fill
-    if not system.gaps_are_scattered:  # of clouds a trial says too little
+    if not system.gaps_are_scattered:  # a trial is unreliable for clouds
         return fill
     condition = expected_condition(gap_trial(system))
     tried = filling_plan(system, task.num_rhs, task.reduction, config.max_iterations, condition)
@@ -222,7 +222,7 @@ def _tried(system: NoisySystem, fill: Plan, task: Task, config: SolveConfig, oth
 def _known_plans(
     system: NoisySystem, task: Task, config: SolveConfig, dense: Plan | None
 ) -> tuple[list[Plan], list[Plan]]:
-    """Plans whose cost is known beforehand, cheapest first; and a higher rank to try where they fail."""
+    """Plans whose cost can be predicted, cheapest first; and a higher rank to try if they fail."""
     if callable(config.preconditioner):
         return [_own_plan(config)], []
     known, reserve = [] if dense is None else [dense], []
@@ -251,7 +251,7 @@ def _with_neighbours(neighbours: Plan | None, known: list[Plan]) -> list[Plan]:
 
 
 def _in_turn(plans: Sequence[Plan]) -> list[Plan]:
-    """All but the last give up where they make no progress: another follows."""
+    """Makes all plans but the last stop when they make no progress, as another follows."""
     return [*(replace(own, patience=_PATIENCE_ITERATIONS) for own in plans[:-1]), plans[-1]]
 
 

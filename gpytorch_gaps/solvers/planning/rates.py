@@ -1,6 +1,6 @@
-"""How fast this machine is at what a solve consists of: matrix products, moving numbers, and calls.
+"""The speed of this machine for the parts of a solve: matrix products, moving numbers, and calls.
 
-Measured once a process, in some hundredths of a second; the best of a few, as whatever else runs only slows down.
+It is measured once per process, in some hundredths of a second, as the best of a few runs.
 
 Plans that depend on a measurement may differ from run to run, and results with them, to the tolerance. Inside
 :func:`nominal_rates` they do not: rates are those of a typical machine, whatever runs on this one, with any number of
@@ -27,7 +27,7 @@ _SHARE = 0.6  # of the rate of a large square matrix product that thin ones reac
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOPs a second of matrix products, bytes a second that are read and written, seconds of a call."""
+    """FLOPs per second of matrix products, bytes per second that are read and written, seconds per call."""
 
     products: float
     memory: float
@@ -55,7 +55,7 @@ def nominal_rates() -> Iterator[None]:
 
 @functools.cache
 def machine_speed() -> float:
-    """How fast one core of this machine is over a nominal one, rounded to a power of two so that it is the same again.
+    """The speed of one core of this machine relative to a nominal one, rounded to a power of two to be reproducible.
 
     >>> 2.0 ** round(math.log2(machine_speed())) == machine_speed()
     True
@@ -92,7 +92,7 @@ def _measured(kind: str, index: int | None, dtype: torch.dtype, threads: int) ->
 
 
 def _best(work: Callable[[], torch.Tensor]) -> float:
-    """Seconds that work takes, until one of its numbers is there."""
+    """Seconds that work takes, until one of its results can be read."""
     seconds = []
     for _ in range(_REPEATS):
         started = time.perf_counter()

@@ -1,10 +1,10 @@
-"""A few Lanczos steps from random signs: what they tell of a matrix whose spectrum is not known.
+"""A few Lanczos steps from random signs, to estimate the spectrum of a matrix.
 
 **Condition number**: the ratio of the extreme Ritz values. Where it still grew in the second half of the steps, it is
 extrapolated.
 
 **Variance of log-determinants**: for random signs z, ``z' f(A) z`` has a variance of about ``2 n Var f(x)``, where x is
-distributed as the eigenvalues. The Ritz values and their weights stand for these.
+distributed as the eigenvalues. The Ritz values and their weights approximate this distribution.
 """
 
 import math

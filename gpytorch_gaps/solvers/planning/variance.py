@@ -1,4 +1,4 @@
-"""Whether exact variances are affordable, and whether they can be had without solves."""
+"""Whether exact variances are affordable, and whether they can be computed without solves."""
 
 from gpytorch_gaps.preconditioners.low_rank import LowRankPreconditioner
 from gpytorch_gaps.solvers.config import SolveConfig
@@ -14,7 +14,7 @@ _LOW_RANK_LIMIT = 4096  # an approximation of higher rank is left to solves
 
 
 def too_expensive(system: NoisySystem, num_points: int, config: SolveConfig) -> str | None:
-    """Why so many exact solves are not made unless asked for; None if they are affordable."""
+    """Why this many exact solves are made only on request; None if they are affordable."""
     flops = solve_flops(system, num_points, config)
     if flops <= _AFFORDABLE_FLOPS or num_points <= _ALWAYS_EXACT_POINTS_PER_DRAW * config.variance_samples:
         return None
@@ -24,9 +24,9 @@ def too_expensive(system: NoisySystem, num_points: int, config: SolveConfig) -> 
 def low_rank_form(
     system: NoisySystem, num_rhs: int, config: SolveConfig, level: float = 1.0
 ) -> tuple[LowRankPreconditioner, float] | None:
-    """A ``P = F C F' + D`` that is the matrix to `level` times the tolerance, and how far it is at most.
+    """A ``P = F C F' + D`` that equals the matrix to `level` times the tolerance, and a bound on the difference.
 
-    None where there is none, or where `num_rhs` solves cost less.
+    None if there is none, or if `num_rhs` solves cost less.
     """
     free = config.method == "auto" and "eigen" in config.preconditioners and config.rank is None
     if not free or system.row_scale is not None or system.batched or not has_low_rank(system):
