@@ -146,14 +146,15 @@ def neighbours() -> None:
     figure.savefig(HERE / "neighbours.png", dpi=110)
 
 
-def quickstart() -> None:
-    """Two pictures of the notebook, as it is stored: of the lake in colour, and of the stations."""
-    notebook = json.loads((HERE.parents[1] / "notebooks" / "quickstart.ipynb").read_text())
-    for name, sign in {
-        "quickstart_picture": "imshow(values",
-        "quickstart_series": "for axes, name in zip(panels",
+def notebooks() -> None:
+    """Pictures of notebooks, as they are stored: a lake in colour, stations, counts of birds."""
+    for name, (notebook, sign) in {
+        "quickstart_picture": ("quickstart", "imshow(values"),
+        "quickstart_series": ("quickstart", "for axes, name in zip(panels"),
+        "counts": ("counts_and_outliers", "def rate_at(quantile)"),
     }.items():
-        (cell,) = (cell for cell in notebook["cells"] if sign in "".join(cell["source"]))
+        cells = json.loads((HERE.parents[1] / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+        (cell,) = (cell for cell in cells if sign in "".join(cell["source"]))
         (image,) = (output["data"]["image/png"] for output in cell["outputs"] if "image/png" in output.get("data", {}))
         (HERE / f"{name}.png").write_bytes(base64.b64decode(image))
 
@@ -173,6 +174,6 @@ def gallery() -> None:
 
 
 if __name__ == "__main__":
-    drawings = {one.__name__: one for one in (quickstart, posterior, membrane_video, neighbours, gallery)}
+    drawings = {one.__name__: one for one in (notebooks, posterior, membrane_video, neighbours, gallery)}
     for name in sys.argv[1:] or drawings:
         drawings[name]()
