@@ -82,7 +82,8 @@ class Goal:
         if self.prior is None:
             return self
         floor = (10.0 * torch.finfo(torch.float64).eps * self.prior).clamp_min(torch.finfo(torch.float64).tiny)
-        variance = (self.prior - (solution * (rhs + residual)).sum(-2)).maximum(floor)
+        # of a solution that has blown up, the sum below may be anything: no variance is above the prior's
+        variance = (self.prior - (solution * (rhs + residual)).sum(-2)).minimum(self.prior).maximum(floor)
         allowed = (self.tolerance * variance).sqrt()  # in units of the noise; without noise, always too small
         return replace(self, unit=torch.full_like(self.unit, math.inf), noise_unit=allowed / self.tolerance)
 

@@ -281,7 +281,8 @@ def test_observed_cells_in_any_order_and_repeated():
     cells = torch.cat([cells, cells[:1].expand(100)])
     got, error = estimate(model, grid.points(cells), 64)
     assert float(((got - exact[cells]).abs() <= error).double().mean()) >= 0.9
-    assert bool((got[300:] == got[0]).all())
+    # batched products round by where a point is in the batch
+    torch.testing.assert_close(got[300:], got[:1].expand(100), rtol=1e-12, atol=0.0)
     assert float((error / got).median()) < 0.05
 
 

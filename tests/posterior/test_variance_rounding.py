@@ -83,7 +83,8 @@ def test_the_stated_error_of_the_closed_form_includes_cancellation(length, noise
     x = grid.points()
     with upstream.max_cholesky_size(0):
         variance, report = stated(model, x)
-    assert report.rank > 0 or noise < 1e-8  # beyond, rounding may take more than a tenth of a variance
+    # beyond, the eigenvalues to keep are rounding: some processors round more of them up than there are observations
+    assert report.rank > 0 or noise < 1e-6
     expected = long_variances(model, x)
     assert bool(((variance - expected).abs() <= report.error).all())
     assert float((report.error / expected).max()) <= 0.1

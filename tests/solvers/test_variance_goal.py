@@ -8,6 +8,7 @@ import torch
 from gpytorch_gaps.solvers import solve
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
+from gpytorch_gaps.solvers.goal import Goal
 from tests import _dense as dense
 
 SHAPE = (14, 12)
@@ -46,6 +47,15 @@ def test_variances_are_within_the_tolerance(method, noise, tolerance):
     assert float(error.abs().max()) <= 1.01 * tolerance
     # weights that are not exact never make a variance smaller, but for rounding
     assert float(error.min()) >= -1e-9 / float(exact.min())
+
+
+def test_weights_that_have_blown_up_do_not_meet_their_own_variance():
+    """``k - a'(g + r)`` is then far above the prior variance, and would allow any residual."""
+    system, cross, prior, _ = problem(1e-12, 3)
+    weights = 1e11 * dense.randn(*cross.shape)
+    residual = cross - system.matmul(weights)
+    goal = Goal.of(system, cross, 1e-6, prior=prior).assessed(cross, weights, residual)
+    assert bool((goal.measure(residual) > 1e6 * goal.tolerance).all())
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
