@@ -6,7 +6,7 @@ g_k is a table on the grid, such as a climatology or the elevation, or a functio
 a_k are estimated with the rest of the mean, see :mod:`gpytorch_gaps.filling.learning.estimates`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,67 +24,109 @@ from gpytorch_gaps.grid.cartesian import CartesianGrid
 Function = Callable[..., Any]
 """A function of the coordinates of all axes, in the units of the user, as arrays that broadcast."""
 
+Slab = tuple[int, np.ndarray, np.ndarray]
+"""Its first slice along the first axis, flags of observed cells, and of those where backgrounds have to be known."""
+
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """One field: its name, its `values` on the grid, and the `function` that they come from, if any."""
+    """One field: its name, and its `values` on the grid, the `function` of the coordinates that it is, or both.
+
+    Values may be a view that repeats those of fewer dimensions.
+    """
 
     name: str
-    values: np.ndarray
+    values: np.ndarray | None
     function: Function | None = None
+
+    def rows(self, axes: Sequence[Axis], start: int, stop: int) -> np.ndarray:
+        """Its values in the slices `start` to `stop` of the first axis."""
+        if self.values is not None:
+            return self.values[start:stop]
+        assert self.function is not None
+        first, *others = broadcastable(axes)
+        shape = (stop - start, *(axis.size for axis in axes[1:]))
+        return _numbers(self.name, self.function(first[start:stop], *others), shape)
 
 
 class Covariates(torch.nn.Module):
-    """The values of backgrounds at points: those on the grid, or those of functions elsewhere.
+    """The values of backgrounds at points: those on the grid, or those of functions.
 
     :param backgrounds: fields on one grid.
     :param axes: the axes of the grid.
+    :param missing: the value at points where a background is not known. Default: such points are refused.
     """
 
-    table: Tensor
-
-    def __init__(self, backgrounds: Sequence[Background], axes: Sequence[Axis]) -> None:
+    def __init__(self, backgrounds: Sequence[Background], axes: Sequence[Axis], missing: float | None = None) -> None:
         super().__init__()
-        self.names = [one.name for one in backgrounds]
+        self.names, self._missing = [one.name for one in backgrounds], missing
         self._functions, self._axes = [one.function for one in backgrounds], list(axes)
         self.grid = CartesianGrid([torch.from_numpy(axis.points) for axis in axes])
-        table = np.stack([one.values.reshape(-1) for one in backgrounds], axis=1)
-        self.register_buffer("table", torch.from_numpy(table))  # shape: (M, K)
+        for number, one in enumerate(backgrounds):
+            values = None if one.values is None else torch.from_numpy(np.array(_without_repetition(one.values)))
+            self.register_buffer(f"values_{number}", values)
 
     def forward(self, x: Tensor) -> Tensor:
         """shape: (*, D) -> (*, K)"""
-        cells = self.grid.index_of(x)
-        found = self.table[cells.clamp_min(0)]
-        off = cells < 0
-        if bool(off.any()):
-            found[off] = self._elsewhere(x[off])
-        if bool(found.isnan().any()):
-            name = self.names[int(found.isnan().flatten(end_dim=-2).any(0).nonzero()[0])]
-            raise ValueError(f"mean: {name} is NaN at a point of x; expected points where it is known")
+        positions = self.grid.axis_index_of(x)
+        off = (positions < 0).any(0)
+        found = torch.stack([self._at(number, positions, off, x) for number in range(len(self.names))], -1)
+        unknown = ~found.isfinite()
+        if self._missing is not None:
+            return found.masked_fill(unknown, self._missing)
+        if bool(unknown.any()):
+            name = self.names[int(unknown.flatten(end_dim=-2).any(0).nonzero()[0])]
+            raise ValueError(f"mean: {name} is NaN or infinite at a point of x; expected points where it is known")
         return found
 
-    def _elsewhere(self, x: Tensor) -> Tensor:
-        """Values of the functions at points off the grid. shape: (Q, D) -> (Q, K)"""
-        for name, function in zip(self.names, self._functions, strict=True):
-            if function is None:
-                raise ValueError(
-                    f"mean: {name} is an array, known at the cells of the grid only; got the point "
-                    f"{x[0].tolist()} off the grid; expected cells, or a function of the coordinates as background"
-                )
+    def on_grid(self, coefficients: Tensor) -> np.ndarray:
+        """The sum of all backgrounds, each times its coefficient, on the whole grid."""
+        total = np.zeros(tuple(axis.size for axis in self._axes))
+        for number, coefficient in enumerate(coefficients.tolist()):
+            values, function = getattr(self, f"values_{number}"), self._functions[number]
+            if values is None and function is not None:
+                total += coefficient * _numbers(self.names[number], function(*broadcastable(self._axes)), total.shape)
+            else:
+                total += coefficient * values.numpy(force=True)
+        return total
+
+    def _at(self, number: int, positions: Tensor, off: Tensor, x: Tensor) -> Tensor:
+        """One background at points. shape: (*, D) -> (*)
+
+        :param positions: of the points on each axis. shape: (d, *)
+        :param off: flags of the points off the grid.
+        """
+        values: Tensor | None = getattr(self, f"values_{number}")
+        if values is None:
+            return self._elsewhere(number, x.flatten(end_dim=-2)).view(off.shape)
+        repeated = torch.tensor(values.shape, device=x.device).view(-1, *[1] * off.dim()) == 1
+        found = values[tuple(positions.clamp_min(0).masked_fill(repeated, 0))]
+        if bool(off.any()):
+            found[off] = self._elsewhere(number, x[off])
+        return found
+
+    def _elsewhere(self, number: int, x: Tensor) -> Tensor:
+        """The function of one background at any points. shape: (Q, D) -> (Q,)"""
+        name, function = self.names[number], self._functions[number]
+        if function is None:
+            raise ValueError(
+                f"mean: {name} is an array, known at the cells of the grid only; got the point "
+                f"{x[0].tolist()} off the grid; expected cells, or a function of the coordinates as background"
+            )
         points = [part.numpy(force=True) for part in x.split([axis.points.shape[1] for axis in self._axes], -1)]
         arguments = [decoded(axis, part) for axis, part in zip(self._axes, points, strict=True)]
-        columns = [
-            _numbers(name, function(*arguments), (len(x),))
-            for name, function in zip(self.names, self._functions, strict=True)
-            if function is not None
-        ]
-        return torch.from_numpy(np.stack(columns, axis=1)).to(x)
+        return torch.from_numpy(np.array(_numbers(name, function(*arguments), (len(x),)))).to(x)
+
+
+def _without_repetition(values: np.ndarray) -> np.ndarray:
+    """An array with size one along the dimensions along which it only repeats itself."""
+    return values[tuple(slice(1) if stride == 0 else slice(None) for stride in values.strides)]
 
 
 def read_covariates(
     adapter: ArrayAdapter, given: Any, known: np.ndarray, needed: np.ndarray, scales: np.ndarray | None
 ) -> Covariates:
-    """The backgrounds of an array, checked.
+    """The backgrounds of an array in memory, checked.
 
     :param given: the argument ``mean`` of ``fill_gaps``.
     :param known: flags of the observed cells.
@@ -92,47 +134,71 @@ def read_covariates(
     :param scales: what values are divided by; backgrounds are divided too, which leaves their coefficients.
     :raises ValueError: if a background does not fit to the grid, is not known where it is needed, or is constant.
     """
-    backgrounds = _read(adapter, given, known)
-    for one in backgrounds:
-        bad = needed & ~np.isfinite(one.values)
-        if bad.any():
-            cell = tuple(map(int, np.argwhere(bad)[0]))
-            what = "an observation" if known[cell] else "a gap"
+    axes, size = adapter.axes, adapter.shape[0]
+    backgrounds = [replace(one, values=one.rows(axes, 0, size)) for one in _read(adapter, given, known)]
+    _check(backgrounds, axes, [(0, known, needed)])
+    if scales is not None:
+        backgrounds = [_divided(one, scales, axes) for one in backgrounds]
+    return Covariates(backgrounds, axes)
+
+
+def read_slab_covariates(adapter: ArrayAdapter, given: Any, slabs: Iterable[Slab]) -> Covariates:
+    """The backgrounds of an array that is read slab by slab, checked. Functions are evaluated where they are needed.
+
+    :param given: the argument ``mean`` of ``fill_gaps``. Arrays are held in memory, with the dimensions that they have.
+    :param slabs: all of the array.
+    :raises ValueError: as :func:`read_covariates`.
+    """
+    backgrounds = _read(adapter, given)
+    _check(backgrounds, adapter.axes, slabs)
+    return Covariates(backgrounds, adapter.axes, missing=0.0)  # at cells that are neither observed nor filled
+
+
+def _check(backgrounds: Sequence[Background], axes: Sequence[Axis], slabs: Iterable[Slab]) -> None:
+    """Refuses backgrounds that are not known where they are needed, or constant, or too many."""
+    count, ranges = 0, {one.name: (np.inf, -np.inf) for one in backgrounds}
+    for start, known, needed in slabs:
+        count += int(known.sum())
+        for one in backgrounds:
+            rows = one.rows(axes, start, start + len(known))
+            bad = needed & ~np.isfinite(rows)
+            if bad.any():
+                at = tuple(map(int, np.argwhere(bad)[0]))
+                what, cell = "an observation" if known[at] else "a gap", (start + at[0], *at[1:])
+                raise ValueError(
+                    f"mean: {one.name} is {rows[at]} at the cell {cell}, {what}; expected a finite background "
+                    "there. Try filling it first, or where= for the cells that have one"
+                )
+            seen, (least, largest) = rows[known], ranges[one.name]
+            ranges[one.name] = min(least, seen.min(initial=np.inf)), max(largest, seen.max(initial=-np.inf))
+    for name, (least, largest) in ranges.items():
+        if largest <= least:
             raise ValueError(
-                f"mean: {one.name} is {one.values[cell]} at the cell {cell}, {what}; expected a finite background "
-                "there. Try filling it first, or where= for the cells that have one"
-            )
-        if np.ptp(one.values[known]) <= 0:
-            raise ValueError(
-                f"mean: {one.name} is the same at all observations; expected a background that varies, or its "
+                f"mean: {name} is the same at all observations; expected a background that varies, or its "
                 "coefficient cannot be learned"
             )
-    if known.sum() <= len(backgrounds) + 1:
-        raise ValueError(
-            f"mean: got {len(backgrounds)} backgrounds for {int(known.sum())} observations; expected fewer of them"
-        )
-    if scales is not None:
-        backgrounds = [_divided(one, scales, adapter.axes) for one in backgrounds]
-    return Covariates(backgrounds, adapter.axes)
+    if count <= len(backgrounds) + 1:
+        raise ValueError(f"mean: got {len(backgrounds)} backgrounds for {count} observations; expected fewer of them")
 
 
-def _read(adapter: ArrayAdapter, given: Any, known: np.ndarray) -> list[Background]:
+def _read(adapter: ArrayAdapter, given: Any, known: np.ndarray | None = None) -> list[Background]:
+    """The backgrounds that were given. Those of several variables are centred at the `known` cells."""
     if isinstance(adapter, VariablesAdapter):
+        assert known is not None
         return [
             _of_variable(adapter, number, one, known[number])
             for number, (name, own) in enumerate(adapter.by_name.items())
             if given.get(name) is not None
             for one in _read(own, given[name], known[number])
         ]
-    listed = _listed(given)
-    arguments = broadcastable(adapter.axes) if any(callable(one) for _, one in listed) else []
     backgrounds = []
-    for name, one in listed:
+    for name, one in _listed(given):
         if callable(one) and not hasattr(one, "dims"):
-            backgrounds.append(Background(name, _numbers(name, one(*arguments), adapter.shape), one))
+            backgrounds.append(Background(name, None, one))
         else:
-            values = np.asarray(on_grid(adapter, one, "mean"), dtype=np.float64)
-            backgrounds.append(Background(name, values))
+            found = on_grid(adapter, one.compute() if getattr(one, "chunks", None) else one, "mean")
+            values = np.asarray(_without_repetition(np.asarray(found)), dtype=np.float64)
+            backgrounds.append(Background(name, np.broadcast_to(values, adapter.shape)))
     return backgrounds
 
 
@@ -157,9 +223,10 @@ def _of_variable(adapter: VariablesAdapter, number: int, one: Background, known:
 
     It is centred, so that it does not compete with the level of the variable.
     """
-    centre, variable = float(one.values[known].mean()), list(adapter.by_name)[number]
+    own, variable = one.rows(adapter.axes[1:], 0, adapter.shape[1]), list(adapter.by_name)[number]
+    centre = float(own[known].mean())
     values = np.zeros(adapter.shape)
-    values[number] = one.values - centre
+    values[number] = own - centre
     function = None if one.function is None else _OfVariable(one.function, str(variable), centre)
     return Background(f"{one.name} of {variable}", values, function)
 

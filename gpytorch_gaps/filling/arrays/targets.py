@@ -1,6 +1,6 @@
 """Which gaps are filled: those that the mask `where` allows, in runs of gaps no longer than `max_gap`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,15 @@ class Targets:
     def count(self) -> tuple[int, int]:
         """Numbers of the gaps that are filled, and of those that are left, in one pass over the array."""
         filled = left = 0
+        for _, gaps, wanted in self.slabs():
+            filled, left = filled + int(wanted.sum()), left + int((gaps & ~wanted).sum())
+        return filled, left
+
+    def slabs(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """The first slice, flags of the gaps and flags of those that are filled, slab by slab."""
         for start, part in self._slabs():
             gaps = is_gap(part)
-            wanted = int((gaps & self.rows(start, start + len(gaps))).sum())
-            filled, left = filled + wanted, left + int(gaps.sum()) - wanted
-        return filled, left
+            yield start, gaps, gaps & self.rows(start, start + len(gaps))
 
     def notes(self, num_left: int) -> list[str]:
         """What the report says about gaps that are left."""

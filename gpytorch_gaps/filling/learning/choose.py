@@ -112,7 +112,7 @@ def choose_model(
         raise ValueError("values: found only gaps in all windows; expected observations, some of them near each other")
     given = options.kernels_of(axes)
     covariates, turn = source.covariates, part.orientation
-    left = less_backgrounds(part.values, axes, covariates, generator, turn)
+    left = less_backgrounds(part.values, axes, covariates, generator, turn) if whole else part.values
     periods, cycles = _cycles(left, axes, options, given, whole, whole and not limits.one_term)
     cells, values = sample_observations(part.values, generator, turn)
     if whole:
@@ -121,7 +121,7 @@ def choose_model(
         seen_cells, seen = map(np.concatenate, zip(*map(_observations, windows), strict=True))
         wide = [window for window in windows if window.spans(source.shape)]
         sample_cells, sample = map(np.concatenate, zip(*map(_observations, wide or windows), strict=True))
-        mean = fit_mean(axes, sample_cells, sample, options.trend and bool(wide))
+        mean = fit_mean(axes, sample_cells, sample, options.trend and bool(wide), covariates=covariates)
         cells, values = np.concatenate([cells + part.corner, seen_cells]), np.concatenate([values, seen])
     squares = _robust_squares(_residuals(axes, mean, cells, values), _ROUNDING * float(np.abs(values).max()))
     spread = float(squares.mean())

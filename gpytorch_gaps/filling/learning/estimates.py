@@ -120,7 +120,7 @@ def less_backgrounds(
         return numbers
     sample = sample_observations(numbers, generator, orientation)
     alone = fit_mean(axes, *sample, trend=False, covariates=covariates)
-    return numbers - (covariates.table @ alone.coefficients).numpy().reshape(numbers.shape)
+    return numbers - covariates.on_grid(alone.coefficients)
 
 
 def sample_observations(

@@ -14,6 +14,7 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 
 from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
+from gpytorch_gaps.filling.arrays.covariates import read_slab_covariates
 from gpytorch_gaps.filling.arrays.grid_values import GridValues, region_around
 from gpytorch_gaps.filling.arrays.known_noise import same_variances
 from gpytorch_gaps.filling.arrays.options import Options
@@ -65,14 +66,13 @@ class StreamedFilling(Filling):
                 f"transform: got one, or bounds, for {size} cells, which are streamed; expected at most four million "
                 "cells: fill a part, or transform values and results yourself"
             )
-        if options.mean is not None:
-            size = " x ".join(map(str, adapter.shape))
-            raise ValueError(
-                f"mean: got a background for {size} cells, which are streamed; expected at most four million cells: "
-                "subtract it from values yourself, or fill a part"
-            )
         noise = None if options.noise is None else same_variances(options.noise, adapter.shape)
-        source = GridValues(adapter.axes, adapter.read, None if targets.are_all else targets.read, noise)
+        covariates = None
+        if options.mean is not None:
+            slabs = ((start, ~gaps, ~gaps | filled) for start, gaps, filled in targets.slabs())
+            covariates = read_slab_covariates(adapter, options.mean, slabs)
+        may_fill = None if targets.are_all else targets.read
+        source = GridValues(adapter.axes, adapter.read, may_fill, noise, covariates)
         super().__init__(adapter, source, targets, options)
         self._bound = 0.0  # on length-scales, in cells
 

@@ -9,6 +9,9 @@ import xarray as xr
 
 import gpytorch_gaps as gaps
 from gpytorch_gaps.filling import fill as fill_module
+from gpytorch_gaps.filling.arrays import targets
+from gpytorch_gaps.filling.arrays.adapters import adapt
+from gpytorch_gaps.filling.arrays.covariates import read_slab_covariates
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.axes.decoding import decoded
 from gpytorch_gaps.filling.axes.describe import describe_axes
@@ -213,12 +216,55 @@ def test_backgrounds_that_cannot_be_are_refused(mean, message):
         fill(mean)
 
 
-def test_backgrounds_of_few_observations_or_streamed_values_are_refused(monkeypatch):
+def test_backgrounds_of_few_observations_are_refused():
     with pytest.raises(ValueError, match="mean: got 3 backgrounds for 4 observations; expected fewer"):
         gaps.fill_gaps(np.array([1.0, 2, np.nan, 4, 3]), mean=[np.arange(5.0) ** n for n in (1, 2, 3)], progress=False)
     data = xr.Dataset({"a": (("lat", "lon"), SEEN), "b": (("lat", "lon"), ELEVATION)})
     with pytest.raises(ValueError, match="mean: got the variable 'c', expected one of"):
         data.gaps.fill(mean={"c": "b"})
+
+
+# -- streamed ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streaming(monkeypatch):
     monkeypatch.setattr(fill_module, "MAX_CELLS_IN_MEMORY", 100)
-    with pytest.raises(ValueError, match="mean: got a background for 18 x 14 cells, which are streamed"):
-        fill(ELEVATION)
+    monkeypatch.setattr(targets, "_SLAB_CELLS", 80)  # slabs of five slices
+
+
+def test_a_streamed_array_follows_its_backgrounds(streaming):
+    ramp = 0.4 * LAT[:, None] * LON
+    listed = {"height": ELEVATION.astype(np.float32), "ramp": lambda lat, lon: lat * lon}
+    found = fill(listed, SEEN + ramp, trend=False, check=False, std=False)
+    assert found.model is None
+    assert np.sqrt(np.mean((found.mean - ramp - TRUTH)[HOLE] ** 2)) < 0.05 * TRUTH[HOLE].std()
+    (note,) = (note for note in found.report.notes if "times height" in note)
+    coefficients = [float(word) for word in note.split() if word.lstrip("-")[0].isdigit()]
+    assert coefficients == pytest.approx([-0.6, 0.4], abs=0.03)
+
+
+def test_a_streamed_background_is_held_with_the_dimensions_that_it_has():
+    dask = pytest.importorskip("dask.array")
+    field = xr.DataArray(np.zeros((6, *SHAPE)), {"time": np.arange(6), "lat": LAT, "lon": LON}, ("time", "lat", "lon"))
+    height = xr.DataArray(dask.from_array(ELEVATION, chunks=5), {"lat": LAT, "lon": LON}, ("lat", "lon"), name="height")
+    everywhere = np.ones(field.shape, dtype=bool)
+    adapter = adapt(field.chunk({"time": 2}))
+    held = read_slab_covariates(adapter, height, [(0, everywhere, everywhere)])
+    assert held.values_0.shape == (1, *SHAPE)
+    points = torch.tensor([[float(time), LAT[7], LON[5]] for time in range(6)], dtype=torch.float64)
+    np.testing.assert_array_equal(held(points), np.full((6, 1), ELEVATION[7, 5]))
+
+
+def test_a_streamed_background_is_needed_only_where_values_are_observed_or_filled(streaming):
+    inside = np.ones(SHAPE, dtype=bool)
+    inside[:, :2] = False
+    seen, height = np.where(inside, SEEN, np.nan), np.where(inside, ELEVATION, np.nan)
+    found = fill(height, seen, where=inside, check=False, std=False)
+    np.testing.assert_array_equal(np.isnan(found.mean), ~inside)
+    with pytest.raises(ValueError, match=r"mean: the background is nan at the cell \(0, 0\), a gap"):
+        fill(height, seen)
+    with pytest.raises(ValueError, match=r"mean: the background is inf at the cell \(13, 0\), an observation"):
+        fill(np.where(np.arange(18)[:, None] < 13, ELEVATION, np.inf))
+    with pytest.raises(ValueError, match="mean: the background is the same at all observations"):
+        fill(np.where(HOLE, ELEVATION, 1.0))
