@@ -1,4 +1,4 @@
-"""LinearOperators over the solvers: thin faces that plug into GPyTorch's conjugate gradients and Lanczos."""
+"""LinearOperators on top of the solvers, for use inside GPyTorch."""
 
 from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.interpolation import GridInterpolation

@@ -111,7 +111,7 @@ class KroneckerFactorsOperator(LinearOperator):
 
         moved = {name: move(value) for name, value in self._kwargs.items()}
         if dtype is not None and moved.get("out_dtype") is not None:
-            moved["out_dtype"] = None  # that of the factors
+            moved["out_dtype"] = None  # results get the dtype of the factors
         return type(self)(*(move(factor) for factor in self.factors), **moved)
 
 
@@ -122,12 +122,12 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
     col_shape: tuple[int, ...]
     cache: TensorCache
     sum_with_diagonal: str
-    """Name under which its sum with a diagonal is registered, an operator that owns its solves."""
+    """Name under which the class of its sum with a diagonal is registered."""
 
     @property
     @abstractmethod
     def is_symmetric(self) -> bool:
-        """Whether rows and columns are the same."""
+        """Whether the rows and the columns are the same."""
 
     @abstractmethod
     def _spread_rows(self, x: Tensor) -> Tensor:
@@ -143,12 +143,12 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
 
     @abstractmethod
     def _part(self, factors: Sequence[Factor], row_index: Any, col_index: Any) -> Self:
-        """Some of the rows and columns, with other factors."""
+        """The operator on a subset of rows and columns, with the given factors."""
 
     # -- products ----------------------------------------------------------------------------------------------------
 
     def _work(self, rhs: Tensor, *_: Tensor) -> Work:
-        """The work of a product with so many columns."""
+        """The work of a product with as many columns as `rhs` has."""
         columns = rhs.numel() // max(1, rhs.size(0 if rhs.dim() == 1 else -2))
         return columns * self.product_flops, columns * math.prod(self.col_shape)
 
@@ -169,13 +169,13 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         return result.squeeze(-1) if rhs.dim() == 1 else result
 
     def shared_eigen(self) -> dict[str, KroneckerEigen]:
-        """Holds the eigen-decomposition of the factors under "eigen" once someone has needed it."""
+        """A shared dict. It holds the eigen-decomposition of the factors under "eigen" once it has been computed."""
         return self.cache.cached("eigen of", self.leaves, dict)
 
     @full_float32()
     @sized(_work)
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
-        """On the grid; for smooth kernels by way of their roots, where these are known from a solve."""
+        """Computed on the grid. Uses narrow roots of the factors if a solve has computed them and they are cheaper."""
         others = (None,) * (len(self.representation()) - len(self.factors))
         if not any(factor.requires_grad for factor in self.factors):
             return (*(None for _ in self.factors), *others)
@@ -188,10 +188,10 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         pairs = zip(gradients, self.leaves, strict=True)
         return (*(gradient.sum_to_size(factor.shape).to(factor.dtype) for gradient, factor in pairs), *others)
 
-    # -- staying what it is ------------------------------------------------------------------------------------------
+    # -- parts, multiples and sums -------------------------------------------------------------------------------------
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        """Some of the rows and columns are again such an operator."""
+        """A subset of rows and columns is an operator of the same class."""
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
         if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
             return super()._getitem(row_index, col_index, *batch_indices)
@@ -201,7 +201,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         return self._part(part.factors, row_index, col_index)
 
     def _mul_constant(self, other: Any) -> Self:
-        """A constant goes into the first factor: a scaled kernel stays a Kronecker product."""
+        """Multiplies the first factor, so that the result is still a Kronecker product."""
         first = self.factors[0]
         if isinstance(first, CirculantOperator):
             scaled: Factor = first._mul_constant(other)
@@ -210,7 +210,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         return self.with_factors([scaled, *self.factors[1:]])
 
     def with_factors(self, factors: Sequence[Factor]) -> Self:
-        """The same rows and columns of another product."""
+        """The same rows and columns of a Kronecker product of other factors."""
         return type(self)(*factors, **{**self._kwargs, "cache": None})
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
@@ -218,7 +218,7 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
             return self
         if isinstance(other, DiagLinearOperator) and self.is_square and self.is_symmetric:
             return add(self.sum_with_diagonal, self, other)
-        if isinstance(other, AddedDiagLinearOperator):  # the noise stays outermost, for our solves
+        if isinstance(other, AddedDiagLinearOperator):  # add the noise last: the result then has our solves
             return self + other._linear_op + other._diag_tensor
         mixed = isinstance(other, LinearOperator)
         if mixed and self.shape[-2:] == other.shape[-2:] and self.is_square and self.is_symmetric:
@@ -229,12 +229,12 @@ class KroneckerCovarianceOperator(KroneckerFactorsOperator):
         return self + as_diagonal(self, diag)
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Any:
-        """``K_XX^-1 rhs`` without noise, by conjugate gradients; add a diagonal for the methods of the paper."""
+        """``K_XX^-1 rhs`` without noise, by conjugate gradients. The methods of the paper need a diagonal."""
         return solve_matrix(self._as_float64()._matmul, rhs, preconditioner, num_tridiag, self.batch_shape)
 
 
 def check_factors(name: str, factors: Sequence[Factor], square: bool) -> None:
-    """Checks the factors of operator `name`: of matching shape, dtype, device and batch."""
+    """Checks that the factors of operator `name` agree in shape, dtype, device and batch."""
     if not factors:
         raise ValueError(f"{name}: factors: got none, expected one matrix per axis")
     for axis, factor in enumerate(factors):
@@ -257,12 +257,12 @@ _checked = WeakTensorKeyDictionary()  # index -> (number of cells, version) for 
 def check_index(name: str, argument: str, index: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """Checks that an index is 1-D, int64, on the device, and holds cells of a grid of this shape.
 
-    A negative cell would silently count from the end. The range is checked once for each index tensor, not whenever
-    an operator is rebuilt, and again after a change in place.
+    A negative cell would silently count from the end. The range of an index tensor is checked once, and again after a
+    change in place. It is not checked again when an operator is rebuilt.
     """
     if not torch.is_tensor(index) or index.dtype != torch.long or index.dim() != 1:
         came = f"{index.dtype} of shape {tuple(index.shape)}" if torch.is_tensor(index) else type(index).__name__
-        hint = "; a mask becomes one by .flatten().nonzero().squeeze(-1)" if came.startswith("torch.bool") else ""
+        hint = "; convert a mask by .flatten().nonzero().squeeze(-1)" if came.startswith("torch.bool") else ""
         raise ValueError(f"{name}: {argument}: got {came}, expected a 1-D int64 tensor of flat cells{hint}")
     if index.device != device:
         raise ValueError(f"{name}: {argument}: is on {index.device}, the factors on {device}")

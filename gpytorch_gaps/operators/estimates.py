@@ -5,11 +5,11 @@ With ``a = A^-1 y``, probes z of covariance P, ``u = A^-1 z`` and ``w = P^-1 z``
     y' A^-1 y  =  2 a'y - a'A a                          gradient: 2 a for y, that of -a'A a for A
     log|A|     =  log|P| + log|P^-1 A|                   gradient: that of log|P| - mean w'P w + mean u'A w
 
-The quadratic form is stationary in a: an error of a enters squared. ``log|P|`` is exact, and only the small rest is
-estimated: by Lanczos for the value, by probes for the gradient, in which w'P w is a control variate. For the neighbours
-preconditioner ``d log|P| = tr(P^-1 dA)``, so that the control variate is w'A w: the gradient is that of
-``tr(P^-1 A) + mean (u - w)'A w``, with P^-1, u and w as constants. Data and probes are solved for together, in one run
-of conjugate gradients.
+The quadratic form is stationary in a, so its error is quadratic in the error of a. ``log|P|`` is exact. Only the small
+rest is estimated: its value by Lanczos, its gradient by probes with w'P w as a control variate. The neighbours
+preconditioner has ``d log|P| = tr(P^-1 dA)``, so that the control variate is w'A w: the gradient is that of
+``tr(P^-1 A) + mean (u - w)'A w``, with P^-1, u and w as constants. One run of conjugate gradients solves for the data
+and the probes.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ from gpytorch_gaps.utils.precision import float64_entries, full_float32
 
 
 class Covariance(Protocol):
-    """What the terms of a likelihood ask of a covariance A of noisy observations: a ``NoisyGridOperator``."""
+    """The interface of a covariance A of noisy observations for likelihood terms. ``NoisyGridOperator`` has it."""
 
     shape: torch.Size
     batch_shape: torch.Size
@@ -60,7 +60,7 @@ class Covariance(Protocol):
     def representation_tree(self) -> Any: ...
 
     def system(self) -> NoisySystem:
-        """The detached system, with what was worked out for it so far."""
+        """The detached system, with everything that has been computed for it."""
 
     def whitened(self) -> "tuple[Covariance, Tensor] | None":
         """For noise that is a product over axes: the covariance with unit noise, and ``D^(1/2)``, shape (*batch, N)."""
@@ -75,11 +75,11 @@ class Covariance(Protocol):
         """shape: (*batch, 1) or (*batch, N)"""
 
     def unstructured_root(self) -> Tensor | None:
-        """R with ``R R'`` the terms that are no Kronecker products, to some rank. shape: (*batch, N, r)"""
+        """R, with ``R R'`` a low-rank approximation of the other terms. shape: (*batch, N, r)"""
 
 
 class LikelihoodTerms(Function):
-    """The quadratic form and the log-determinant from solutions that are at hand."""
+    """The quadratic form and the log-determinant, from given solutions."""
 
     @staticmethod
     def forward(
@@ -94,10 +94,15 @@ class LikelihoodTerms(Function):
         logdet: Tensor,
         *matrix_args: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """:param left: u / k and :param right: w, whose ``sum u'A w`` has the gradient of the log-determinant.
-        :param traced: P where the gradient is that of ``tr(P^-1 A) + sum u'A w``.
+        """The values are given; the gradients follow from the solutions.
 
-        shape: (*batch, N, C) and (*batch, N, k) -> (*batch, C) and batch
+        :param traced: P, if the gradient of the log-determinant is that of ``tr(P^-1 A) + sum left'A right``; None if
+            it is that of ``sum left'A right``.
+        :param rhs: y, shape (*batch, N, C).
+        :param solution: a, shape (*batch, N, C).
+        :param left: u / k, shape (*batch, N, k).
+        :param right: w, shape (*batch, N, k).
+        :return: `quad`, shape (*batch, C), and `logdet`, shape batch.
         """
         ctx.representation_tree, ctx.traced = representation_tree, traced
         ctx.save_for_backward(solution, left, right, *matrix_args)
@@ -111,7 +116,7 @@ class LikelihoodTerms(Function):
         weighted = solution * grad_outputs[0].unsqueeze(-2)
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
         if any(ctx.needs_input_grad[8:]):
-            # columns that are whole in memory
+            # each column is contiguous in memory
             lefts = torch.cat([-weighted.mT, left.mT * grad_outputs[1][..., None, None]], -2).mT
             rights = torch.cat([solution.mT, right.mT], -2).mT
             arg_grads = ctx.representation_tree(*matrix_args)._bilinear_derivative(lefts, rights)
@@ -136,13 +141,13 @@ def apply_terms(
     logdet: Tensor,
     traced: NeighbourPreconditioner | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:class:`LikelihoodTerms` of an operator, in its precision."""
+    """Applies :class:`LikelihoodTerms` to an operator, in its precision."""
     numbers = [tensor.to(operator.dtype) for tensor in (rhs, solution, quad, left, right, logdet)]
     return LikelihoodTerms.apply(operator.representation_tree(), traced, *numbers, *operator.representation())
 
 
 def quadratic_form(operator: Covariance, rhs: Tensor, config: SolveConfig) -> Tensor:
-    """``rhs' A^-1 rhs`` per column by the method that is asked for. Differentiable. shape: (*batch, C)"""
+    """``rhs' A^-1 rhs`` per column, by the configured method. Differentiable. shape: (*batch, C)"""
     if not rhs.size(-1):
         return rhs.sum(-2)
     solved = solve_system(operator.system(), rhs.detach(), config.for_training())
@@ -153,12 +158,12 @@ def quadratic_form(operator: Covariance, rhs: Tensor, config: SolveConfig) -> Te
 
 
 def stationary_form(solution: Tensor, rhs: Tensor, residual: Tensor) -> Tensor:
-    """``2 a'y - a'A a = a'(y + r)``, which an error of a enters squared. shape: (*batch, C)"""
+    """``2 a'y - a'A a = a'(y + r)``. Its error is quadratic in that of a. shape: (*batch, C)"""
     return (solution.double() * (rhs.detach().double() + residual)).sum(-2)
 
 
 def no_quadratic_form(operator: Covariance, rhs: Tensor) -> Tensor:
-    """Zero, as a function of the data: of a process that has none of them. shape: (*batch, C)"""
+    """Zero, in the autograd graph of the data. For processes that have no data columns. shape: (*batch, C)"""
     nothing = torch.zeros(*operator.batch_shape, rhs.size(-1), dtype=operator.dtype, device=operator.device)
     return nothing + 0.0 * rhs.sum() if rhs.requires_grad else nothing
 
@@ -193,7 +198,7 @@ def log_determinant(operator: Covariance, chosen: LogdetPlan, config: SolveConfi
 def _with_the_grid(
     operator: Covariance, system: GapSystem, chosen: LogdetPlan, config: SolveConfig
 ) -> tuple[Tensor, LogdetReport]:
-    """Log-determinants that start from the eigenvalues of the whole grid."""
+    """Log-determinants that use the eigenvalues of the whole grid."""
     factors, noise = operator.term_factors()[0], operator.noise_tensor()
     error: Tensor | None = torch.zeros((), device=operator.device)
     probes = iterations = 0
@@ -208,7 +213,7 @@ def _with_the_grid(
 
 
 def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -> tuple[Tensor, Tensor, LogdetReport]:
-    """Data and probes in one run of conjugate gradients; of several processes, one has the data, all have probes."""
+    """Solves for data and probes in one run of conjugate gradients. All processes have probes; one has the data."""
     system, share = operator.system(), Share(config.communicator, config.num_probes)
     choice = data_preconditioner(system, config)
     preconditioner = None if choice is None else make_preconditioner(system, choice)
@@ -220,12 +225,12 @@ def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -
     )[..., share.probes]
     count, quad, value, estimates, iterations = share.count, no_quadratic_form(operator, rhs), None, None, 0
     if count:
-        columns = torch.cat([probes.mT, own_rhs.detach().mT], -2).mT  # columns that are whole in memory
+        columns = torch.cat([probes.mT, own_rhs.detach().mT], -2).mT  # each column is contiguous in memory
         solved = solve_with_lanczos(system, columns, preconditioner, config.for_training())
         reason = f"with {count} probes for the log-determinant"
         report_solve(replace(solved.report, reason=reason), advice_for(system, "ignore"))
         assert solved.lanczos is not None
-        # the matrix that the neighbours leave has ones on its diagonal
+        # the matrix preconditioned by neighbours has ones on its diagonal
         lanczos, centred = solved.lanczos[..., :count, :, :], traced is not None
         estimates = log_quadrature(lanczos, operator.size(-1), centred).movedim(-1, 0)
         iterations = solved.report.iterations
@@ -256,7 +261,7 @@ def estimated_together(operator: Covariance, rhs: Tensor, config: SolveConfig) -
 
 
 def _preconditioner_terms(operator: Covariance, choice: Choice | None, partners: Tensor) -> Tensor | float:
-    """``log|P|``; for eigenvectors with the gradient of ``log|P| - mean w'P w``. shape: batch"""
+    """``log|P|``. With eigenvectors, its gradient is that of ``log|P| - mean w'P w``. shape: batch"""
     if choice is None:
         return 0.0
     system = operator.system()
@@ -273,7 +278,10 @@ def _preconditioner_terms(operator: Covariance, choice: Choice | None, partners:
 
 
 def _estimated_on_gaps(operator: Covariance, system: GapSystem, config: SolveConfig) -> tuple[Tensor, Tensor, int, int]:
-    """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix: value, error, probes, iterations."""
+    """``log|A| + log|V A^-1 V'|``, the second term by Lanczos on the L x L matrix.
+
+    :return: value, standard error, number of probes, number of iterations.
+    """
     factors, noise = operator.term_factors()[0], operator.noise_tensor()
     value = grid_logdet(system, factors, noise)
     if not len(system.gap_index):

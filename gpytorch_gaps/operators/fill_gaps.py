@@ -22,15 +22,15 @@ from gpytorch_gaps.utils.precision import full_float32
 
 
 class FillGapsOperator(KroneckerFactorsOperator):
-    """``V (K + s2 I)^-1 V'`` for a Kronecker product K, in two Kronecker products.
+    """``V (K + s2 I)^-1 V'`` for a Kronecker product K. A product with it takes two Kronecker products.
 
-    The left-hand side of Evans & Nair (2018), eq. (3.5). With ``settings.preconditioner_rank(p)`` its solves and
-    log-determinants are preconditioned by eq. (3.8); without, not at all, as the paper recommends.
+    The left-hand side of Evans & Nair (2018), eq. (3.5). With ``settings.preconditioner_rank(p)``, solves and
+    log-determinants are preconditioned by eq. (3.8). By default they are not, as the paper recommends.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
     :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).
     :param gap_index: flat cells of the gaps, last axis fastest, shape (L,).
-    :param cache: what is worked out from the tensors; rides along when the operator is rebuilt.
+    :param cache: results computed from the tensors. It is kept when the operator is rebuilt.
 
     >>> operator = FillGapsOperator(torch.eye(3), noise=1.0, gap_index=torch.tensor([0, 2]))
     >>> operator.to_dense()
@@ -68,11 +68,11 @@ class FillGapsOperator(KroneckerFactorsOperator):
         return self._matmul(rhs)
 
     def _transpose_nonbatch(self) -> "FillGapsOperator":
-        # equal in value, but the gradient of a factor is transposed
+        # the value is the same, but the gradient of a factor is transposed
         return self._rebuild(lambda factor: factor.mT, lambda noise: noise)
 
     def _diagonal(self) -> Tensor:
-        """``sum_j Q_zj^2 / (lambda_j + s2)``: one Kronecker product; entry by entry where it must be differentiated."""
+        """``sum_j Q_zj^2 / (lambda_j + s2)``: one Kronecker product, or entry by entry if gradients are needed."""
         if torch.is_grad_enabled() and self.requires_grad:
             return super()._diagonal()
         eigen = self._eigen()
@@ -99,7 +99,7 @@ class FillGapsOperator(KroneckerFactorsOperator):
             (*self.factors, self.noise, self.gap_index),
             lambda: ShiftedEigenPreconditioner(self._eigen(), self.gap_index, self.noise.detach().double(), rank),
         )
-        # the shift only has to be *a* shift: it and the coefficients are constants to autograd
+        # any shift is valid: the shift and the coefficients are constants for autograd
         shift = precondition.shift.to(self.dtype).expand(*self.batch_shape, len(self.gap_index))
         operator = low_rank_operator(precondition, precondition.coefficients, DiagLinearOperator(shift), self.dtype)
         return precondition.solve, operator, precondition.logdet().to(self.dtype)

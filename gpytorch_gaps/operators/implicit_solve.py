@@ -1,8 +1,8 @@
 """``A^-1 rhs`` with the implicit gradient, for an operator that owns its solve.
 
 ``x = A^-1 b``: with ``u = A^-1 g`` for an incoming gradient g, the gradient is u for b and that of ``-u' A x`` for A.
-Like linear_operator's Solve, but the operator's own configuration decides on the method, also for small matrices. The
-operator and the right-hand sides have the same batch shape: callers expand both.
+This is like linear_operator's Solve, but the configuration chooses the method, for small matrices too. The operator and
+the right-hand sides have the same batch shape: callers expand both.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ class ImplicitSolve(Function):
             left = operator.solve_columns(grad_outputs[0], ctx.config).solution
         arg_grads: tuple[Tensor | None, ...] = (None,) * len(matrix_args)
         if any(ctx.needs_input_grad[5:]):
-            # both orders, halved: A is symmetric and so must its gradient be
+            # A is symmetric, so its gradient is made symmetric: the mean of both orders
             arg_grads = operator._bilinear_derivative(
                 torch.cat([left, solution], -1), torch.cat([solution, left], -1).mul(-0.5)
             )

@@ -70,7 +70,7 @@ def select_columns(x: Tensor, columns: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class GridPoints:
-    """Points in the columns of a grid, and the grid kernel that was found with them, if any."""
+    """The grid's columns of some points, and their grid kernel if it is known."""
 
     x: Tensor  # shape: (*batch, N, D)
     kernel: GridKernel | None = None
@@ -85,9 +85,9 @@ class GridPoints:
 
 
 def grid_points(covariance: LinearOperator) -> GridPoints | None:
-    """The points of the rows of a covariance, evaluated or not; None if it does not know them.
+    """The points of the rows of a covariance, or None if they are not stored.
 
-    Only a covariance that has not been evaluated knows its kernel.
+    The kernel is only known if the covariance has not been evaluated yet.
     """
     if isinstance(covariance, AddedDiagLinearOperator):
         found = grid_points(covariance._linear_op)
@@ -97,7 +97,7 @@ def grid_points(covariance: LinearOperator) -> GridPoints | None:
     if isinstance(covariance, LazyEvaluatedKernelTensor):
         ref = find_grid_kernel(covariance.kernel, tuple(range(covariance.x1.size(-1))))
         return None if ref is None else GridPoints(ref.points(covariance.x1), ref.kernel)
-    x = getattr(getattr(covariance, "base_linear_op", covariance), "row_points", None)  # the base of a scaled one
+    x = getattr(getattr(covariance, "base_linear_op", covariance), "row_points", None)  # unwraps a scaled operator
     return None if x is None else GridPoints(x)
 
 
@@ -131,7 +131,7 @@ def _iter_lazy_grid_kernels(covariance: LinearOperator) -> Iterator[GridKernelRe
 
 
 def grid_covariance(covariance: LinearOperator) -> LinearOperator:
-    """Evaluates a covariance. A sum of covariances, added outside of a kernel, becomes an operator of ours."""
+    """Evaluates a covariance. A sum that contains a covariance on a grid becomes one of our operators."""
     lazy = LazyEvaluatedKernelTensor
     if isinstance(covariance, lazy):
         return covariance.evaluate_kernel()

@@ -24,9 +24,9 @@ class InterpolatedKroneckerOperator(KroneckerCovarianceOperator):
 
     :param factors: square or rectangular, shape (*batch, q_i, m_i) each.
     :param rows: the interpolation of a grid of the shape (q_i) at N points.
-    :param columns: likewise, of a grid of the shape (m_i). Default: `rows`.
-    :param cache: what solves with this operator remember; rides along when the operator is rebuilt.
-    :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
+    :param columns: the interpolation of a grid of the shape (m_i) at the points of the columns. Default: `rows`.
+    :param cache: results of earlier solves. It is kept when the operator is rebuilt.
+    :param out_dtype: precision of results, if it is lower than that of the factors.
     :raises ValueError: if an interpolation is for another grid, or on another device.
 
     Cost of a product: sum_i q_i times the grid, and 4^d numbers for every point.
@@ -74,7 +74,7 @@ class InterpolatedKroneckerOperator(KroneckerCovarianceOperator):
         rows, columns = self.rows.to(device), self.columns
         kind.update(rows=rows, columns=rows if columns is self.rows else columns.to(device))
         if dtype is not None:
-            kind["out_dtype"] = None  # that of the factors
+            kind["out_dtype"] = None  # results get the dtype of the factors
         return type(self)(*(factor.to(device, dtype, non_blocking) for factor in self.factors), **kind)
 
     # -- products ----------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class InterpolatedKroneckerOperator(KroneckerCovarianceOperator):
         return self.rows.select(grid)
 
     def leading_root(self, rank: int) -> Tensor:
-        """``W Q_p T_p^(1/2)`` in float64, detached: the best root of that rank on the grid. shape: (*batch, N, p)"""
+        """``W Q_p T_p^(1/2)`` with the p largest eigenvalues, in float64 and detached. shape: (*batch, N, p)"""
         shared = self.shared_eigen()
         if "eigen" not in shared:
             shared["eigen"] = kron_eigh(self.factors)
@@ -135,6 +135,6 @@ def _check_rows(argument: str, rows: GridInterpolation, shape: tuple[int, ...], 
     if not isinstance(rows, GridInterpolation):
         raise ValueError(f"{name}: got {type(rows).__name__}, expected a GridInterpolation")
     if rows.shape != shape:
-        raise ValueError(f"{name}: interpolate a grid of {rows.shape}, expected {shape}, as the factors have it")
+        raise ValueError(f"{name}: got a grid of shape {rows.shape}, expected {shape}, the shape of the factors")
     if rows.first.device != device:
-        raise ValueError(f"{name}: are on {rows.first.device}, the factors on {device}; expected the same")
+        raise ValueError(f"{name}: got device {rows.first.device}, expected {device}, the device of the factors")

@@ -15,13 +15,14 @@ from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 class InterpolatedKroneckerAddedDiagOperator(NoisyGridOperator):
     """``W (K_1 (x) ... (x) K_d) W' + D``, as GPyTorch's likelihoods build it.
 
-    Solved by dense Cholesky or by conjugate gradients (``settings.gap_method``: "auto", "ignore" or "cholesky"). The
-    preconditioner is ``W Q_p T_p Q_p' W' + D``, with as many leading eigenvectors of the grid as should cost least, or
-    as ``settings.preconditioner_rank`` asks for. The noise may be any diagonal.
+    Solves use dense Cholesky or conjugate gradients (``settings.gap_method``: "auto", "ignore" or "cholesky"). The
+    preconditioner is ``W Q_p T_p Q_p' W' + D``, with the leading eigenvectors of the grid. Their number p is chosen to
+    minimise the expected cost, or set by ``settings.preconditioner_rank``. The noise may be any diagonal.
 
-    :param linear_ops: an :class:`InterpolatedKroneckerOperator` with rows as columns, and a diagonal operator.
-    :param preconditioner_override: a function of the operator that gives (P^-1, P, log|P|) when linear_operator asks.
-    :raises ValueError: for other operators, or ones that do not fit.
+    :param linear_ops: an :class:`InterpolatedKroneckerOperator` with the same rows and columns, and a diagonal
+        operator.
+    :param preconditioner_override: a function of the operator that returns (P^-1, P, log|P|) for linear_operator.
+    :raises ValueError: if an operator has another class, or another dtype or device than the other one.
 
     >>> import torch
     >>> from gpytorch_gaps.operators import GridInterpolation

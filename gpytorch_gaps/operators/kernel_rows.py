@@ -1,4 +1,4 @@
-"""A covariance that is too large to store: its rows are evaluated in parts, whenever they are needed."""
+"""A covariance that is too large to store: its rows are evaluated in chunks when they are needed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ _BYTES_PER_ENTRY = 32  # memory of one entry during evaluation: four float64 num
 
 
 class KernelRowsOperator(LinearOperator):
-    """``k(x1, x2)`` by rows, as many at a time as ``settings.prediction_memory`` allows.
+    """``k(x1, x2)``, evaluated in chunks of rows that fit in ``settings.prediction_memory``.
 
     It is not differentiable with respect to the kernel.
 
@@ -117,7 +117,7 @@ class KernelRowsOperator(LinearOperator):
         return self._like(self.x1.expand(*batch_shape, *self.x1.shape[-2:]), self.x2, self.kernel)
 
     def at_once(self) -> LinearOperator:
-        """All rows evaluated together, for few points; a grid kernel gives an operator."""
+        """All rows evaluated at once, for few points. A grid kernel gives an operator."""
         covariance = to_linear_operator(Module.__call__(self.kernel, self.x1, self.x2, **self.params))
         return covariance.mT if self.transposed else covariance
 

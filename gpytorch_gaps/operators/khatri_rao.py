@@ -19,7 +19,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
 
     No matrix of size Q x N is stored: see :mod:`gpytorch_gaps.linalg.khatri_rao`.
 
-    :param factors: covariance of the points with the rows of each axis, shape (*batch, Q, m_i) each.
+    :param factors: covariance of the points with the levels of each axis, shape (*batch, Q, m_i) each.
     :param col_index: flat cells, last axis fastest, shape (N,).
     :param transposed: whether the operator is the N x Q transpose.
     :param points: coordinates of the Q points, for likelihoods whose noise depends on them, shape (Q, D).
@@ -44,7 +44,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
             if factor.size(-2) != factors[0].size(-2):
                 raise ValueError(
                     f"KhatriRaoOperator: factors: axis {axis} has {factor.size(-2)} rows, axis 0 "
-                    f"{factors[0].size(-2)}; expected one row a point on every axis"
+                    f"{factors[0].size(-2)}; expected one row per point for every axis"
                 )
         self.col_shape = tuple(factor.size(-1) for factor in factors)
         check_index("KhatriRaoOperator", "col_index", col_index, self.col_shape, factors[0].device)
@@ -88,7 +88,7 @@ class KhatriRaoOperator(KroneckerFactorsOperator):
         return cast_entries(value, self.dtype)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        """A subset of points and cells is again such an operator."""
+        """A subset of points and cells is an operator of the same class."""
         simple = all(isinstance(index, slice) or index.dim() == 1 for index in (row_index, col_index))
         if not simple or (torch.is_tensor(row_index) and torch.is_tensor(col_index)):
             return super()._getitem(row_index, col_index, *batch_indices)

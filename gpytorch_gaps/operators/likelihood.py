@@ -1,4 +1,4 @@
-"""The one entry to ``y' A^-1 y`` and ``log|A|``: which way each is computed, and by which process."""
+"""Computes ``y' A^-1 y`` and ``log|A|``: chooses the method of each, and the process that computes it."""
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from gpytorch_gaps.solvers.planning.logdet import LogdetPlan, plan_logdet
 
 
 def likelihood_terms(operator: Covariance, rhs: Tensor, config: SolveConfig) -> tuple[Tensor, Tensor, LogdetReport]:
-    """``rhs' A^-1 rhs`` per column, ``log|A|``, and how the latter was found. Differentiable.
+    """``rhs' A^-1 rhs`` per column, ``log|A|``, and a report on the latter. Differentiable.
 
     :param operator: A, of the batch shape of rhs.
     :param rhs: shape (*batch, N, C); C may be zero.
@@ -30,7 +30,7 @@ def likelihood_terms(operator: Covariance, rhs: Tensor, config: SolveConfig) -> 
     if chosen == LogdetPlan("stochastic", "data") and operator.whitened() is None:
         return estimated_together(operator, rhs, config)
     logdet, report = log_determinant(operator, chosen, config)
-    # what is shared is added up when each process has done its part of both
+    # sums over processes come last, after every process has computed its part of both terms
     communicator = config.communicator
     if communicator.size == 1 or not chosen.is_estimate:
         return quadratic_form(operator, rhs, config), logdet, report
@@ -40,9 +40,9 @@ def likelihood_terms(operator: Covariance, rhs: Tensor, config: SolveConfig) -> 
 
 
 def agreed_plan(operator: Covariance, rhs: Tensor | None, config: SolveConfig) -> LogdetPlan:
-    """How the log-determinant is computed: the first process's plan, which rounding may change, for all.
+    """How the log-determinant is computed. All processes use the plan of the first: plans depend on rounding.
 
-    :raises RankError: where processes have different data or hyperparameters.
+    :raises RankError: if processes have different data or hyperparameters.
     """
     chosen = plan_logdet(operator.system(), config)
     if config.communicator.size == 1:

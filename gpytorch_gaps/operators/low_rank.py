@@ -1,4 +1,4 @@
-"""A low-rank preconditioner as the LinearOperator that linear_operator draws probes from and differentiates."""
+"""A low-rank preconditioner as a LinearOperator: linear_operator draws probes from it and differentiates it."""
 
 import torch
 from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator, RootLinearOperator
@@ -15,7 +15,7 @@ from gpytorch_gaps.utils.precision import full_float32
 
 
 class _LowRankSum(PsdSumLinearOperator):
-    """A sum whose probes and gradients linear_operator asks for, outside of any block of ours."""
+    """A sum that sets the float32 precision itself: linear_operator calls it outside of our solves."""
 
     @full_float32()
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
@@ -33,9 +33,9 @@ def low_rank_operator(
     dtype: torch.dtype,
     root: Tensor | None = None,
 ) -> LinearOperator:
-    """``F C F' + R R' + D'``. ``F C^(1/2)`` is a rectangular selected Kronecker product: nothing N x p is stored.
+    """``F C F' + R R' + D'``. ``F C^(1/2)`` is a selected Kronecker product: no N x p matrix is stored.
 
-    :param diagonal: D; what the preconditioner adds to it is a constant.
+    :param diagonal: D. The preconditioner adds a constant to it.
     """
     raised = DiagLinearOperator(diagonal._diagonal() + preconditioner.added.to(dtype))
     if not coefficients.size(-1):

@@ -1,4 +1,4 @@
-"""What our covariances of noisy observations share: they own their solves and log-determinants, with reports."""
+"""The base class of covariances of noisy observations: their solves and log-determinants, with reports."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -40,13 +40,13 @@ from gpytorch_gaps.solvers.solve import Solved, advice_for, solve_system
 from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.threads import Work, sized
 
-_DEFAULT_LOW_RANK = 1000  # of low-rank variances
+_DEFAULT_LOW_RANK = 1000  # rank of low-rank variances
 
 
 class NoisyGridOperator(AddedDiagLinearOperator):
-    """``K + D`` whose subclasses say what K is made of; solves, preconditioners and log-determinants follow from that.
+    """``K + D``. A subclass defines the structure of K. Solves and log-determinants are implemented here.
 
-    Everything starts from :meth:`system`. Settings are read here, once, and handed down as a ``SolveConfig``.
+    All of them start from :meth:`system`. Settings are read here, once, and passed on as a ``SolveConfig``.
     """
 
     def __init__(self, *linear_ops: LinearOperator, preconditioner_override: Callable | None = None) -> None:
@@ -62,14 +62,14 @@ class NoisyGridOperator(AddedDiagLinearOperator):
 
     @abstractmethod
     def system(self) -> NoisySystem:
-        """The detached system in float64, with what was worked out for it so far."""
+        """The detached system in float64, with everything that has been computed for it."""
 
     @abstractmethod
     def term_factors(self) -> list[tuple[Factor, ...]]:
         """The factors of every Kronecker term."""
 
     def unstructured_root(self) -> Tensor | None:
-        """R with ``R R'`` the terms that are no Kronecker products, to some rank. shape: (*batch, N, r)"""
+        """R, with ``R R'`` a low-rank approximation of the other terms. shape: (*batch, N, r)"""
         return None
 
     def whitened(self) -> "tuple[NoisyGridOperator, Tensor] | None":
@@ -77,7 +77,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         return None
 
     def low_rank_approximation(self, rank: int) -> LowRankPreconditioner | None:
-        """``P = F C F' + D`` of about that rank, in the eigenvectors of K; None where there is none."""
+        """``P = F C F' + D`` of about that rank, in the eigenvectors of K. None if there is no such P."""
         if not self.system().has_eigenvectors:
             return None
         chosen = best_rank(self.system(), 1, 1e-6, rank)
@@ -98,7 +98,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         return self + as_diagonal(self, diag)
 
     def __add__(self, other: Any) -> LinearOperator | Tensor:
-        """The noise stays outermost, for our solves."""
+        """Adds to K, so that the noise stays the outermost term and the result has our solves."""
         if isinstance(other, DiagLinearOperator):
             return type(self)(self._linear_op, self._diag_tensor + other)
         if isinstance(other, AddedDiagLinearOperator):
@@ -112,7 +112,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         return SumLinearOperator(*parts)
 
     def evaluate_kernel(self) -> "NoisyGridOperator":
-        """Itself: its kernel is evaluated already."""
+        """Returns itself: its kernel has been evaluated."""
         return self
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
@@ -130,7 +130,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
     # -- solving -----------------------------------------------------------------------------------------------------
 
     def _work(self, rhs: Tensor | None, *_: Any, more: int = 0, **__: Any) -> Work:
-        """The work of one product with as many columns as rhs has, and `more`."""
+        """The work of one product. It has the columns of rhs, and `more` columns."""
         columns = more + (0 if rhs is None else rhs.numel() // max(1, self.size(-1)))
         return columns * self.system().product_flops, columns * self.size(-1)
 
@@ -168,8 +168,8 @@ class NoisyGridOperator(AddedDiagLinearOperator):
     ) -> Tensor:
         """``left (K + D)^-1 right``.
 
-        :param guess: of ``(K + D)^-1 right``, shaped like right: it may save iterations.
-        :param of_data: whether `right` are data. The error of their posterior mean is then certified, and held to
+        :param guess: starting values for ``(K + D)^-1 right``, in the shape of right. Good ones save iterations.
+        :param of_data: whether `right` are data. The error of their posterior mean is then certified to be at most
             ``settings.mean_tolerance``.
         :param config: default: the current settings.
         """
@@ -177,7 +177,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         if guess is not None:
             guess = (guess.unsqueeze(-1) if guess.dim() == 1 else guess).detach().expand(columns.shape)
         if columns.dim() > 2 and not self.batch_shape:
-            # a batch of right-hand sides for one matrix is a matrix with more of them
+            # batches of right-hand sides for one matrix become further columns
             flat = columns.movedim(-2, 0).flatten(1)
             guess = None if guess is None else guess.movedim(-2, 0).flatten(1)
             solution = self.solve(flat, guess=guess, of_data=of_data, config=config)
@@ -237,7 +237,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
     # -- what linear_operator asks for -------------------------------------------------------------------------------
 
     def _solve_preconditioner(self) -> None:
-        """The method that is chosen sets up its own."""
+        """None: the chosen method sets up its own preconditioner."""
         return
 
     @sized(_work)
@@ -245,7 +245,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         if not num_tridiag:
             return self.solve_columns(rhs).solution
         own = system = self.system()
-        if own.row_scale is not None:  # linear_operator knows nothing of whitening
+        if own.row_scale is not None:  # linear_operator expects the matrix that is not whitened
             system = MatrixSystem(own.original_matmul, self.size(-1), self.device, own.product_flops)
         solved = solve_for_upstream(system, rhs, preconditioner, num_tridiag)
         report_solve(solved.report, advice_for(own, "ignore"))
@@ -259,7 +259,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         if self.preconditioner_override is not None:
             return self.preconditioner_override(self)
         system, root, config = self.system(), self.unstructured_root(), settings.current()
-        # linear_operator differentiates P itself, which a sparse factor does not offer
+        # linear_operator differentiates P itself; a sparse factor has no such gradient
         config = config.replace(preconditioner="eigen") if "eigen" in config.preconditioners else config
         choice = None if self.whitened() is not None else data_preconditioner(system, config)
         if not isinstance(choice, Eigen):
@@ -272,7 +272,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         return preconditioner.solve, operator, logdet.to(self.dtype)
 
     def sqrt_inv_matmul(self, rhs: Tensor, lhs: Tensor | None = None) -> Any:
-        """``(K + D)^-1/2 rhs``: upstream's, without a preconditioner, which would give a rotated root."""
+        """``(K + D)^-1/2 rhs`` by linear_operator, without a preconditioner: with one, the root would be rotated."""
         plain = type(self)(*self.linear_ops, preconditioner_override=_no_preconditioner)
         return AddedDiagLinearOperator.sqrt_inv_matmul(plain, rhs, lhs)
 

@@ -26,18 +26,18 @@ class SelectedKroneckerOperator(KroneckerCovarianceOperator):
     """Rows `row_index` and columns `col_index` of a Kronecker product, last axis fastest.
 
     With the observed cells as both, it is the covariance ``K_XX = W K W'`` of Evans & Nair (2018), Proposition 3.2.
-    With others, it is a cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`, which
-    owns its solves.
+    With other cells, it is a cross-covariance. Adding a diagonal gives a :class:`SelectedKroneckerAddedDiagOperator`,
+    which owns its solves.
 
     :param factors: matrices, or operators for blocks of axes, square or rectangular, shape (*batch, q_i, m_i) each.
     :param row_index: flat cells among the prod q_i rows. Default: all of them.
     :param col_index: flat cells among the prod m_i columns. Default: `row_index` for square factors, else all.
-    :param cache: what solves with this operator remember; rides along when the operator is rebuilt.
-    :param row_points: the points that the rows belong to, where it matters which they are. shape (N, D).
-    :param col_points: likewise, of the columns.
-    :param out_dtype: precision of what the operator gives, where the factors are known in a higher one.
+    :param cache: results of earlier solves. It is kept when the operator is rebuilt.
+    :param row_points: coordinates of the rows, for likelihoods whose noise depends on them, shape (N, D).
+    :param col_points: coordinates of the columns, likewise.
+    :param out_dtype: precision of results, if it is lower than that of the factors.
 
-    Cost of a product: sum_i q_i times the grid, and one visit to each row and column.
+    Cost of a product: sum_i q_i times the grid, and one read or write per row and column.
 
     >>> factor = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
     >>> observed = torch.tensor([0, 3])

@@ -30,12 +30,12 @@ from gpytorch_gaps.utils.tensors import same_values
 class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
     """``W (K_1 (x) ... (x) K_d) W' + D``, as GPyTorch's likelihoods build it.
 
-    Owns its solve (``settings.gap_method``), its preconditioner and its log-determinant (``settings.logdet_method``).
-    The noise may be constant, a product over axes, or any diagonal; the first two allow fill-gaps.
+    It owns its solve (``settings.gap_method``), preconditioner and log-determinant (``settings.logdet_method``).
+    The noise may be constant, a product over axes, or any diagonal. Fill-gaps needs one of the first two.
 
     :param linear_ops: a :class:`SelectedKroneckerOperator` with the same rows and columns, and a diagonal operator.
-    :param preconditioner_override: a function of the operator that gives (P^-1, P, log|P|) when linear_operator asks.
-    :raises ValueError: for other operators, or ones that do not fit.
+    :param preconditioner_override: a function of the operator that returns (P^-1, P, log|P|) for linear_operator.
+    :raises ValueError: if an operator has another class, or cells, dtype or device differ between them.
 
     >>> factor = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
     >>> kernel = SelectedKroneckerOperator(factor, factor, row_index=torch.tensor([0, 3]))
@@ -58,7 +58,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         if self._whitens and noise.shape_of_grid != kernel.row_shape:
             raise ValueError(f"axis_noise: got axes of {noise.shape_of_grid} levels, expected {kernel.row_shape}")
         if isinstance(noise, SelectedKroneckerDiagOperator) and not same_values(noise.index, kernel.row_index):
-            raise ValueError("index: the noise is on other cells than the kernel; expected the same")
+            raise ValueError("index: the cells of the noise differ from those of the kernel; expected the same")
 
     def _sum_batch(self, dim: int) -> LinearOperator:
         return SumLinearOperator(*(op._sum_batch(dim) for op in self.linear_ops))
@@ -69,7 +69,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
 
     @property
     def _whitens(self) -> bool:
-        """Whether noise that is a product over axes goes into the factors, which must be matrices."""
+        """Whether the factors are divided by noise that is a product over axes. They must be matrices."""
         return isinstance(self._diag_tensor, SelectedKroneckerDiagOperator) and all_dense(self.factors)
 
     @property
@@ -102,7 +102,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         kernel = self._linear_op.with_factors([whiten(f, root) for f, root in zip(self.factors, roots, strict=True)])
         unit = torch.ones(*self.batch_shape, 1, dtype=self.dtype, device=self.device)
         white = type(self)(kernel, ConstantDiagLinearOperator(unit, diag_shape=self.size(-1)))
-        # the system is this one: nothing is decomposed or factorised twice
+        # use the system of this operator: nothing is decomposed or factorised twice
         system = self.system()
         kernel.cache.cached("eigen of", kernel.factors, lambda: system.term.shared)
         kernel.cache.cached(
@@ -117,7 +117,7 @@ class SelectedKroneckerAddedDiagOperator(NoisyGridOperator):
         rank = min(rank, system.num_cells)
         if system.row_scale is None:
             return low_rank_approximation(system, (rank,))
-        # the eigenvectors of a whitened kernel are not those of K, which variances are computed from
+        # the system has the eigenvectors of the whitened kernel; variances need those of K
         shared = self._linear_op.shared_eigen()
         if "eigen" not in shared:
             shared["eigen"] = kron_eigh(self.factors)
@@ -132,15 +132,15 @@ def PenalizedGapsOperator(  # a class to its users
 ) -> SelectedKroneckerAddedDiagOperator:
     """``K + gamma R + s2 I`` on the whole grid, with ``R_ZZ = I`` on the gaps and zero elsewhere.
 
-    The penalty formulation of Evans & Nair (2018), the baseline that they compare with. They print ``R_XX = I``, but
-    the penalty belongs on the gaps.
+    The penalty formulation of Evans & Nair (2018), which they use as a baseline. They print ``R_XX = I``, but the
+    penalty applies to the gaps.
 
     :param factors: K_i, shape (*batch, m_i, m_i) each.
     :param noise: s2, a float or a tensor of shape (), (1,) or (*batch, 1).
     :param gap_index: flat cells of the gaps, last axis fastest, shape (L,).
     :param penalty: gamma.
     :return: an operator of size M: a Kronecker product plus a diagonal.
-    :raises ValueError: for factors, noise, cells or a penalty that do not fit.
+    :raises ValueError: if the factors, the noise, the cells or the penalty are not valid.
 
     >>> PenalizedGapsOperator(torch.eye(2), noise=0.5, gap_index=torch.tensor([1]), penalty=100.0).to_dense()
     tensor([[  1.5000,   0.0000],

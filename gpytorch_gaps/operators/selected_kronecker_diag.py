@@ -13,13 +13,13 @@ from gpytorch_gaps.operators.base import check_index
 class SelectedKroneckerDiagOperator(DiagLinearOperator):
     """The diagonal matrix of a product of axis vectors at the cells `index`.
 
-    Added to a :class:`SelectedKroneckerOperator`, it whitens into the factors, so that fill-gaps applies as for
-    constant noise.
+    When it is added to a :class:`SelectedKroneckerOperator`, the factors can be divided by it, so that fill-gaps
+    applies as for constant noise.
 
-    :param axis_noise: one positive vector an axis (ones where the noise does not depend on it), shape (*batch, m_i)
-        each.
+    :param axis_noise: one positive vector per axis, shape (*batch, m_i) each: ones if the noise does not depend on that
+        axis.
     :param index: flat cells, last axis fastest, shape (N,).
-    :raises ValueError: for an index with cells that the grid has not.
+    :raises ValueError: if the index has cells outside the grid.
 
     >>> per_output, ones = torch.tensor([0.1, 0.4]), torch.ones(3)
     >>> SelectedKroneckerDiagOperator(per_output, ones, index=torch.tensor([0, 5])).diagonal()
@@ -29,7 +29,7 @@ class SelectedKroneckerDiagOperator(DiagLinearOperator):
     def __init__(self, *axis_noise: Tensor, index: Tensor) -> None:
         self.shape_of_grid = tuple(axis.size(-1) for axis in axis_noise)
         check_index("SelectedKroneckerDiagOperator", "index", index, self.shape_of_grid, axis_noise[0].device)
-        # like ConstantDiagLinearOperator: the diagonal is worked out from the arguments, not one of them
+        # like ConstantDiagLinearOperator: the diagonal is computed from the arguments, and is not one of them
         super(TriangularLinearOperator, self).__init__(*axis_noise, index=index)
         self.axis_noise, self.index = axis_noise, index
 

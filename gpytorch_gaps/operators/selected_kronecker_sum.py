@@ -1,4 +1,4 @@
-"""``Σ_t W K_t W' + ...``: sums in which a Kronecker product meets others, and the same with noise."""
+"""``Σ_t W K_t W' + ...``: sums of Kronecker products and other covariances, without and with noise."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,16 +31,16 @@ from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.tensors import same_values
 
-_UNSTRUCTURED_RANK = 100  # of the pivoted Cholesky factor by which a term without structure is preconditioned
-_INTERPOLATED_RANK = 400  # of the eigenvectors of an interpolated term on another grid than the first, which are stored
-_STORED_NUMBERS = 2**25  # of these, at most: 256 MiB
+_UNSTRUCTURED_RANK = 100  # rank of the pivoted Cholesky factor in the preconditioner, for a term without structure
+_INTERPOLATED_RANK = 400  # rank of the stored root of an interpolated term whose points or grid differ from the first's
+_STORED_NUMBERS = 2**25  # largest size of such a root: 256 MiB
 
 
 class SelectedKroneckerSumOperator(SumLinearOperator):
-    """A sum of covariances of the same points: Kronecker products, low-rank ones, and others, which are dense.
+    """A sum of covariances of the same points: Kronecker products, low-rank matrices and dense matrices.
 
-    :param linear_ops: square, of the same size.
-    :param cache: what solves with this operator remember.
+    :param linear_ops: square operators of the same size.
+    :param cache: results of earlier solves.
 
     >>> first, second = (SelectedKroneckerOperator(torch.full((2, 2), value)) for value in (1.0, 2.0))
     >>> type(first + second).__name__, (first + second).to_dense().tolist()
@@ -75,18 +75,18 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
     @cached(name="kronecker_terms")
     def kronecker_terms(self) -> list[Any]:
-        """The Kronecker products on the same grid as the first of them; or the interpolated ones, if all are."""
+        """The Kronecker products on the grid and cells of the first. If there are none: the interpolated terms."""
         terms = [op for op in self.linear_ops if isinstance(op, SelectedKroneckerOperator)]
         if not terms:
             interpolated = [op for op in self.linear_ops if isinstance(op, InterpolatedKroneckerOperator)]
             return [op for op in interpolated if op.rows == interpolated[0].rows]
-        # a block of axes may be one factor in one term and several in another: cells are numbered alike
+        # a block of axes may be one factor in one term and several in another; cells have the same numbers in both
         blocks = not all(all_dense(op.factors) for op in terms)
         same = [op for op in terms if _cells(op, blocks) == _cells(terms[0], blocks)]
         return [op for op in same if same_values(op.row_index, terms[0].row_index)]
 
     def root(self) -> Tensor | None:
-        """A root of the other terms: exact for low-rank ones, else a pivoted Cholesky factor, as a constant."""
+        """A root of the other terms: exact for low-rank terms, else an approximation that is constant for autograd."""
         terms, roots = self.kronecker_terms(), []
         for number, op in enumerate(self.linear_ops):
             if isinstance(op, RootLinearOperator) and op.root.size(-1) <= _UNSTRUCTURED_RANK:
@@ -103,7 +103,7 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
         def compute() -> Tensor:
             if isinstance(op, InterpolatedKroneckerOperator):
                 return op.leading_root(min(_INTERPOLATED_RANK, max(1, _STORED_NUMBERS // op.size(-1))))
-            # beyond the numerical rank of a smooth kernel the decomposition goes on with roots of negative numbers
+            # beyond the numerical rank of a smooth kernel, the factor has columns of NaN
             root = _as_float64(op).pivoted_cholesky(rank=rank, error_tol=1e-10).detach()
             return torch.where(root.isfinite().all(-2, keepdim=True), root, torch.zeros_like(root))
 
@@ -111,14 +111,14 @@ class SelectedKroneckerSumOperator(SumLinearOperator):
 
 
 class SelectedKroneckerSumAddedDiagOperator(NoisyGridOperator):
-    """A :class:`SelectedKroneckerSumOperator` plus noise: solved by dense Cholesky or preconditioned ignore-gaps.
+    """A :class:`SelectedKroneckerSumOperator` plus noise. Solves use dense Cholesky or preconditioned ignore-gaps.
 
-    The preconditioner is ``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: the leading eigenpairs of every Kronecker term, and
-    low-rank terms whole.
+    The preconditioner is ``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``: the leading eigenpairs of every Kronecker term, all of
+    the low-rank terms, and low-rank approximations of the others.
 
     :param linear_ops: a :class:`SelectedKroneckerSumOperator` and a diagonal operator.
-    :param preconditioner_override: a function of the operator that gives (P^-1, P, log|P|) when linear_operator asks.
-    :raises ValueError: for other operators, or ones that do not fit.
+    :param preconditioner_override: a function of the operator that returns (P^-1, P, log|P|) for linear_operator.
+    :raises ValueError: if an operator has another class, or another dtype or device than the other one.
 
     >>> first, second = (SelectedKroneckerOperator(value * torch.eye(2)) for value in (1.0, 2.0))
     >>> type((first + second).add_diagonal(0.5)).__name__
@@ -178,12 +178,12 @@ def _unstructured(others: Sequence[LinearOperator], root: Tensor | None) -> Unst
 
 
 def _cells(op: SelectedKroneckerOperator, blocks: bool) -> tuple[int, ...]:
-    """The shape of the grid, or its number of cells where blocks of axes may differ."""
+    """The shape of the grid, or its number of cells if the terms may have different blocks of axes."""
     return (math.prod(op.row_shape),) if blocks else op.row_shape
 
 
 def _made_of(op: LinearOperator) -> tuple[Tensor, ...]:
-    """The tensors that decide on a term; the points of an interpolated one are not among its arguments."""
+    """The tensors that determine a term. The points of an interpolated term are not in its representation."""
     points = (op.rows.first, op.rows.weights) if isinstance(op, InterpolatedKroneckerOperator) else ()
     return *op.representation(), *points
 
@@ -196,7 +196,7 @@ def _product_flops(op: LinearOperator) -> float:
 
 
 def _as_float64(op: LinearOperator) -> LinearOperator:
-    """In float64 and detached."""
+    """The operator in float64, detached."""
     if isinstance(op, KroneckerFactorsOperator):
         return op._as_float64()
     tensors = (t.detach().double() if t.is_floating_point() else t for t in op.representation())

@@ -1,7 +1,8 @@
-"""What becomes of ``a + b`` for covariances of ours: rules that are registered by the classes they make.
+"""A registry of the classes of sums ``a + b`` of our covariances.
 
-A Kronecker product plus a diagonal is a covariance of noisy observations, two Kronecker products are a sum of kernels.
-The classes of the results are made of those of the terms, so the terms cannot import them: they look here.
+A Kronecker product plus a diagonal is a covariance of noisy observations. The sum of two Kronecker products is a sum of
+kernels. The modules of the sums import those of the terms, so that the terms cannot import the sums. Instead, the
+classes of sums are registered here.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,10 @@ _rules: dict[str, Rule] = {}
 
 
 def register_sum(kind: str, rule: Rule) -> None:
-    """Names what makes the sum of a Kronecker product with `kind`: "diagonal" or "kernel"."""
+    """Registers the class of sums of a Kronecker product with another operator.
+
+    :param kind: "diagonal", "interpolated diagonal" or "kernel".
+    """
     _rules[kind] = rule
 
 

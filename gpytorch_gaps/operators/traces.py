@@ -1,4 +1,4 @@
-"""Entries of operators, and the gradient of ``tr(P^-1 A)`` for the neighbours preconditioner from these alone."""
+"""Entries of operators, and the gradient of ``tr(P^-1 A)`` for the neighbours preconditioner, from a few entries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def trace_gradient(
 ) -> tuple[Tensor | None, ...]:
     """The gradient of ``weight tr(P^-1 A)`` for the tensors that A is made of, P held fixed.
 
-    :param representation_tree: makes A of its tensors.
+    :param representation_tree: builds A from its tensors.
     :param weight: shape batch.
     """
     leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in tensors]

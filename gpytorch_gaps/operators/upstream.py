@@ -1,6 +1,6 @@
-"""Solves for operators that linear_operator asks, in its conventions: ``_solve(rhs, preconditioner, num_tridiag)``.
+"""Solves in the conventions of linear_operator: ``_solve(rhs, preconditioner, num_tridiag)``.
 
-linear_operator hands over a preconditioner as a function, and takes Lanczos matrices with the probes first.
+linear_operator passes a preconditioner as a function, and expects Lanczos matrices with the probes as first dimension.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _EIGEN_ON_HOST_BELOW = 32  # linear_operator copies smaller Lanczos matrices to 
 
 
 def as_preconditioner(function: Callable[[Tensor], Tensor] | None) -> Preconditioner | None:
-    """A preconditioner of ours again, after linear_operator has handed its ``solve`` around; or a user's own."""
+    """The preconditioner that has this ``solve`` method, or a wrapper of a user's function."""
     owner = getattr(function, "__self__", None)
     if function is None or isinstance(owner, LowRankPreconditioner | NeighbourPreconditioner):
         return owner
@@ -33,7 +33,7 @@ def as_preconditioner(function: Callable[[Tensor], Tensor] | None) -> Preconditi
 
 
 def solve_for_upstream(system: NoisySystem, rhs: Tensor, preconditioner: Any, num_tridiag: int) -> Solved:
-    """By conjugate gradients to the current tolerance: that of training where Lanczos matrices are asked for."""
+    """Solves by conjugate gradients. If Lanczos matrices are requested, the tolerance is that of training."""
     config = settings.current()
     config = config.for_training() if num_tridiag else config
     return solve_with_lanczos(system, rhs, as_preconditioner(preconditioner), config, lanczos=bool(num_tridiag))
@@ -42,7 +42,7 @@ def solve_for_upstream(system: NoisySystem, rhs: Tensor, preconditioner: Any, nu
 def solve_matrix(
     matmul: Callable[[Tensor], Tensor], rhs: Tensor, preconditioner: Any, num_tridiag: int, batch_shape: torch.Size
 ) -> Any:
-    """What ``_solve`` of an operator without noise returns; a warning if it did not converge.
+    """The result of ``_solve`` for an operator without noise. Warns if the solve did not converge.
 
     :param matmul: the product with the operator, in float64 and detached.
     """

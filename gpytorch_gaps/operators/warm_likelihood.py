@@ -1,4 +1,4 @@
-"""``y' A^-1 y`` and ``log|A|`` from where the last training step ended: see `solvers.warm_start`."""
+"""``y' A^-1 y`` and ``log|A|``, starting from the results of the last training step: see `solvers.warm_start`."""
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def warm_terms(
 
 
 def _tolerances(operator: Covariance, memory: WarmStart, rhs: Tensor, config: SolveConfig) -> tuple[float, float]:
-    """For the data and for probes, once hyperparameters have settled; no tighter than a cold start would ask."""
+    """Tolerances for data and probes once hyperparameters have settled: at least the tolerance of a cold start."""
     if memory.tolerance is not None:
         return memory.tolerance, memory.tolerance
     data, probes = unbiased_tolerances(rhs, operator.noise_tensor())
@@ -73,9 +73,10 @@ def _solutions(
     tolerances: tuple[float, float],
     config: SolveConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Solutions and residuals for right-hand sides, then probes; from those of the last step. shape: (N, C + k) each
+    """Solutions and residuals for right-hand sides, then probes. The last step's solutions are starting values.
 
-    :param tolerances: for each of the two, once hyperparameters have settled.
+    :param tolerances: of right-hand sides and of probes, once hyperparameters have settled.
+    :return: shape (N, C + k) each.
     """
     system, first = operator.system(), rhs.size(-1)
     known = memory.guess(system.train_index, rhs, share.count)
@@ -88,7 +89,7 @@ def _solutions(
     with memory.reuse_preconditioner(system, config.solution_key[:4]):
         for (columns, starting_points), settled, start in zip(groups, tolerances, starts, strict=True):
             own = config.replace(tolerance=min(memory.tolerance_for(settled, start), config.loosest_tolerance))
-            # one at a time: each stops where it is done, and a large grid's products are faster
+            # one column at a time: each stops when it has converged, and products on a large grid are faster
             for column, guess in zip(columns, starting_points, strict=True):
                 solved = solve_system(system, column, own, guess=guess)
                 found.append(solved.solution.mT)
@@ -111,5 +112,5 @@ def _columns_of(x: Tensor) -> list[Tensor]:
 
 
 def _side_by_side(rows: list[Tensor], like: Tensor) -> Tensor:
-    """Columns that are whole in memory. shape: C of (1, N) -> (N, C)"""
+    """A matrix whose columns are contiguous in memory. shape: C of (1, N) -> (N, C)"""
     return torch.cat(rows).to(like.dtype).mT if rows else like.new_zeros(like.size(-2), 0)

@@ -725,7 +725,7 @@ def test_scattered_points_against_a_grid_are_a_khatri_rao_product(shape, pattern
 
 
 def test_khatri_rao_refuses_what_is_none():
-    with pytest.raises(ValueError, match="axis 1 has 4 rows, axis 0 5; expected one row a point on every axis"):
+    with pytest.raises(ValueError, match="axis 1 has 4 rows, axis 0 5; expected one row per point for every axis"):
         KhatriRaoOperator(torch.ones(5, 3), torch.ones(4, 2), col_index=torch.arange(3))
     with pytest.raises(ValueError, match="col_index: entry 1 is 6, expected cells 0 to 5"):
         KhatriRaoOperator(torch.ones(5, 3), torch.ones(5, 2), col_index=torch.tensor([0, 6]))
