@@ -90,11 +90,14 @@ def _work(jobs, answers):
 
 
 def _do(rank, count, port, timeout, module, name, args):
+    import torch.distributed as dist
+
     from gpytorch_gaps import distributed
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
         with distributed.process_group(timeout=JOIN_SECONDS) as group:
+            dist.barrier(group.group)  # gloo may still be connecting one rank when another leaves the group
             if timeout != JOIN_SECONDS:
                 limit_answers(group, timeout)
             return getattr(importlib.import_module(module), name)(group, *args), None

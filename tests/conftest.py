@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpytorch_gaps.filling.learning import learn
-from gpytorch_gaps.solvers.planning import rates
+from gpytorch_gaps.utils import rates
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

@@ -16,9 +16,9 @@ from torch import Tensor
 from gpytorch_gaps.reconstruction.weight_space import LeadingBlock, WeightSpace
 from gpytorch_gaps.solvers.goal import Goal
 from gpytorch_gaps.solvers.krylov import ITERATIONS_BETWEEN_READS, ConjugateGradients, on_device
-from gpytorch_gaps.solvers.planning.rates import rates_of
 from gpytorch_gaps.solvers.refine import Formulation, refine
 from gpytorch_gaps.utils.progress import LateBar
+from gpytorch_gaps.utils.rates import rates_of
 
 _MIN_ITERATIONS_FOR_RATE = 10  # after which the rate of convergence is known
 # factor by which iterations may reduce a residual before it is computed again in float64

@@ -13,7 +13,7 @@ from gpytorch_gaps.preconditioners.neighbours import NeighbourPreconditioner
 from gpytorch_gaps.solvers.gap_system import GapSystem
 from gpytorch_gaps.solvers.krylov import conjugate_gradients
 from gpytorch_gaps.solvers.planning import neighbours as neighbour_planning
-from gpytorch_gaps.solvers.planning.rates import Rates
+from gpytorch_gaps.utils.rates import Rates
 from tests import _dense as dense
 from tests._dense import solve_system
 

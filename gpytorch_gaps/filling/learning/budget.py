@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gpytorch_gaps.solvers.planning.rates import machine_speed
+from gpytorch_gaps.utils.rates import machine_speed
 
 _TRAINING_SHARE = 0.5  # of the budget
 _SOLVE_FLOPS_PER_SECOND = 5e9  # of solves, on one core: products of thin matrices and transforms are bound by memory

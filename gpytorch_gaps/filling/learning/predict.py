@@ -15,7 +15,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.filling.arrays.options import Options
 from gpytorch_gaps.filling.learning.model import FillModel
 from gpytorch_gaps.reports import ApproximateVarianceWarning, SolveReport, record_solves
-from gpytorch_gaps.solvers.planning.rates import nominal_rates
+from gpytorch_gaps.utils.rates import nominal_rates
 
 MIN_OBSERVATIONS_TO_WITHHOLD = 30
 """With fewer observations none are withheld, and standard deviations are widened instead."""

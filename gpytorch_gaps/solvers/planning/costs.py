@@ -1,6 +1,6 @@
 """The expected cost of each method on this machine. All cost models are here.
 
-Time is FLOPs, bytes moved and calls, at the rates of this machine (:mod:`gpytorch_gaps.solvers.planning.rates`).
+Time is FLOPs, bytes moved and calls, at the rates of this machine (:mod:`gpytorch_gaps.utils.rates`).
 
 **Ignore-gaps** with a preconditioner of rank p: what is left of the spectrum bounds the condition number by some
 ``1 + lambda_{p+1} / (s2 + lambda_M)``, so the iterations of every p, and the best p, are known before anything is
@@ -25,9 +25,9 @@ from gpytorch_gaps.linalg.eigen import columns_in_use
 from gpytorch_gaps.linalg.factors import eigh_cubes
 from gpytorch_gaps.preconditioners.core_matrix import low_rank_flops
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.planning.rates import Rates, rates_of
 from gpytorch_gaps.solvers.preconditioning import Choice, Eigen, Neighbours
 from gpytorch_gaps.solvers.system import NoisySystem
+from gpytorch_gaps.utils.rates import Rates, rates_of
 
 RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
 _NUMBERS_MOVED_PER_CELL = 24.0  # by an iteration with square products

@@ -6,7 +6,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gpytorch_gaps as gaps
-from gpytorch_gaps.solvers.planning import rates
+from gpytorch_gaps.utils import rates
 
 MACHINES = [rates.Rates(1e8, 1e12, 1e-3), rates.Rates(1e14, 1e7, 1e-9)]  # slow at products, and slow at memory
 

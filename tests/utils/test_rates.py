@@ -7,8 +7,8 @@ import torch
 
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.solvers.gap_system import GapSystem
-from gpytorch_gaps.solvers.planning import rates
 from gpytorch_gaps.solvers.planning.plans import Task, plan
+from gpytorch_gaps.utils import rates
 from tests._dense import solve_system
 
 CPU = torch.device("cpu")
