@@ -156,3 +156,12 @@ def test_the_page_of_the_command_line_has_every_option():
     for name, parser in commands().items():
         options = {option for action in parser._actions for option in action.option_strings}
         assert {option for option in options if re.search(rf"{option}\b", sections[name])} == options
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_lists_are_lists(page):
+    """A paragraph inside of an item ends with an empty line. Otherwise the next items are shown as a part of it."""
+    markdown = pytest.importorskip("markdown")
+    html = markdown.markdown(page.read_text(), extensions=["tables", "fenced_code"])
+    broken = re.findall(r"<p>(?:(?!</p>).)*?\n(- .{0,60})", html, flags=re.DOTALL)
+    assert broken == []

@@ -64,9 +64,7 @@ class GappyGridKernel(GridKernel):
     >>> covariance = kernel(train_x).evaluate_kernel()
     >>> type(covariance).__name__, tuple(covariance.shape)
     ('SelectedKroneckerOperator', (4, 4))
-
-    A Matern kernel of the distance in the plane of both axes, which is no product over axes:
-
+    >>> # a Matern kernel of the distance in the plane, which is not a product over axes
     >>> plane = GappyGridKernel([MaternKernel(nu=0.5)], grid, blocks=[(0, 1)])
     >>> [type(factor).__name__ for factor in plane(train_x).evaluate_kernel().factors]
     ['CirculantOperator']

@@ -17,7 +17,7 @@ class SphereKernel(Kernel):
     """A kernel of the distance of two points on a sphere, given by latitude and longitude in degrees.
 
     Poles and the date line are points like any other. On a block (latitude, longitude) of a :class:`GappyGridKernel`
-    with regular longitudes, products are taken by FFT along circles of latitude; latitudes may be any. ::
+    with regular longitudes, products are taken by FFT along circles of latitude; latitudes may be any:
 
         chord^2 = 4 r^2 (sin^2((lat - lat') / 2) + cos(lat) cos(lat') sin^2((lon - lon') / 2))
 

@@ -204,7 +204,7 @@ class GridInterpolation:
         """``F' diag(v) F`` for ``F = W Q S_p'``, differentiable in v, by the contraction of :func:`masked_gram`.
 
         On an axis a point contributes ``t t'`` for ``t = Σ_s w_s q_s``, q_s the rows of Q that it sees. By polarisation
-        this is a sum of squares of rows of Q, and of sums of two of them, which make up a longer axis::
+        this is a sum of squares of rows of Q, and of sums of two of them, which make up a longer axis:
 
             t t'  =  Σ_s (w_s^2 - w_s Σ_{u != s} w_u) q_s q_s'  +  Σ_{s < u} w_s w_u (q_s + q_u)(q_s + q_u)'
 
