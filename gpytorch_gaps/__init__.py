@@ -11,6 +11,7 @@ from gpytorch_gaps.filling.accessor import register_with_xarray
 from gpytorch_gaps.utils.version import installed_version
 
 if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and editors
+    from gpytorch_gaps import botorch as botorch
     from gpytorch_gaps import distributed, formats, operators, preconditioners, settings
     from gpytorch_gaps import plot as plot
     from gpytorch_gaps.filling.fill import fill_gaps
@@ -91,7 +92,7 @@ __all__ = [
     "score",
     "settings",
     "sizing",
-]  # neither `plot` nor `GapFiller`, which need matplotlib and scikit-learn: `import *` and `help` must work without
+]  # not `botorch`, `plot` and `GapFiller`, which need BoTorch, matplotlib and scikit-learn: `import *` works without
 
 # Public name -> the module that defines it, or that it is.
 _HOMES = {
@@ -121,6 +122,7 @@ _HOMES = {
     "SphereKernel": "kernels",
     "VarianceReport": "reports",
     "WarmStart": "solvers.warm_start",
+    "botorch": "botorch",
     "distributed": "distributed",
     "fill_gaps": "filling.fill",
     "fit": "training.fit",

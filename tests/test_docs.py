@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gpytorch_gaps.__main__ import main
+from tests._defaults import defaults_kept
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,10 +59,11 @@ def own_folder_and_seed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("quick_choice")
 @pytest.mark.parametrize("page", with_python, ids=ids)
 def test_examples_run_in_order(page):
-    for needed in re.findall(r"^(?:import|from) (pandas|xarray|matplotlib)", page.read_text(), flags=re.MULTILINE):
-        pytest.importorskip(needed)
     names = {"__name__": page.stem}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), defaults_kept():
+        optional = re.compile(r"^(?:import|from) (pandas|xarray|matplotlib|botorch)", re.MULTILINE)
+        for needed in optional.findall(page.read_text()):
+            pytest.importorskip(needed)
         warnings.filterwarnings("ignore", "Sparse invariant checks")  # of torch
         for line, title, text in blocks(page, python=True):
             if not title:
