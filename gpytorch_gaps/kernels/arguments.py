@@ -1,4 +1,4 @@
-"""Checks of what a grid kernel is made of, and of the codes that an ``IndexKernel`` receives."""
+"""Checks of the arguments of a grid kernel, and of the codes that an ``IndexKernel`` receives."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def check_kernels(kernels: Any, grid: CartesianGrid, blocks: tuple[tuple[int, ..
         if active is not None and (int(active.max()) >= columns or int(active.min()) < -columns):
             raise ValueError(
                 f"kernels: {which}: got active_dims={active.tolist()}, expected columns of {that} only, 0 "
-                f"to {columns - 1}, or none: a kernel sees its own {'axis' if len(axes) == 1 else 'block'}"
+                f"to {columns - 1}, or none: it receives only its own {'axis' if len(axes) == 1 else 'block'}"
             )
 
 
@@ -64,14 +64,14 @@ def no_fast_product(kernel: Kernel, axes: Sequence[int], points: Sequence[Tensor
 
 
 def check_axis_codes(name: str, kernels: Any, blocks: Sequence[Sequence[int]], axes: Sequence[Tensor]) -> None:
-    """:func:`check_codes` of every axis that has a kernel of its own."""
+    """Calls :func:`check_codes` for every axis that is a block of its own."""
     for kernel, own in zip(kernels, blocks, strict=True):
         if len(own) == 1:
             check_codes(f"{name} {own[0]}", kernel, axes[own[0]])
 
 
 def check_codes(name: str, kernel: Kernel, points: Tensor, selects: bool = True) -> None:
-    """Checks that an IndexKernel receives integer codes. It would truncate others: 0.5 would silently be output 0.
+    """Checks that an IndexKernel receives integer codes. It truncates other numbers: 0.5 would silently be output 0.
 
     Only the columns that reach the IndexKernel count. A sum or product calls the kernels inside it, which select
     columns by their own `active_dims`; any other kernel selects columns for the kernel that it wraps.

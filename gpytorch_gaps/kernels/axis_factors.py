@@ -1,13 +1,14 @@
 """A kernel as a product over the columns of its input: one matrix for every axis of a grid.
 
-    scale           the factors of its kernel; the scale multiplies the first of them, once
-    product         the factors of its kernels, entry by entry
-    one column      the kernel itself on that axis, any kernel; ones on all others
-    several         a stationary kernel of unit variance, on each axis as if the other coordinates were equal. That is
-                    the kernel itself for a squared-exponential or periodic kernel, with or without ARD, and for others,
-                    such as Matern kernels, the product of their one-dimensional versions
+    scale           the factors of its kernel; the scale multiplies the first factor
+    product         the entry-wise products of the factors of its kernels
+    one column      any kernel: its matrix on that axis, and ones on all other axes
+    several         a stationary kernel of unit variance: on each axis, its matrix for points that differ only in the
+                    coordinate of this axis. The product of these is the kernel itself if it is squared-exponential or
+                    periodic, with or without ARD. For others, such as Matern kernels, it is the product of their
+                    one-dimensional versions
 
-Sums, and kernels such as a linear one, are no products over columns.
+Sums are not products over columns, and neither are kernels such as a linear one on several columns.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ from gpytorch_gaps.operators.inspect import resolve_active_dims
 
 
 def check_factorises(kernel: Kernel, num_axes: int) -> None:
-    """Refuses a kernel that is no product over the columns of its input.
+    """Checks that a kernel is a product over the columns of its input.
 
-    :raises ValueError: naming the part that is none.
+    :raises ValueError: if it is not. The message names the part that is not a product.
     """
     _check(kernel, resolve_active_dims(kernel, tuple(range(num_axes))))
 
@@ -40,19 +41,20 @@ def _check(kernel: Kernel, columns: tuple[int, ...]) -> None:
     name = f"base_kernel: got {type(kernel).__name__} on {len(seen)} columns"
     if isinstance(kernel, AdditiveKernel):
         raise ValueError(
-            f"{name}, expected a product over columns; a sum is none: add kernels, GridInterpolationKernel(first) + "
-            "GridInterpolationKernel(second), instead"
+            f"{name}, expected a product over columns; a sum is not a product. Try: add the kernels outside, "
+            "GridInterpolationKernel(first) + GridInterpolationKernel(second)"
         )
     if not kernel.is_stationary or isinstance(kernel, SpectralMixtureKernel) or not _has_unit_variance(kernel, columns):
         raise ValueError(
             f"{name}, expected a stationary kernel of unit variance, such as RBFKernel or MaternKernel, a product of "
-            "kernels with one column each (active_dims), or these in a ScaleKernel: no other factors over the columns"
+            "kernels with one column each (active_dims), or one of these in a ScaleKernel: only these are products "
+            "over columns"
         )
 
 
 def _children(kernel: Kernel, columns: tuple[int, ...]) -> list[tuple[Kernel, tuple[int, ...]]]:
-    """The kernels inside of a scale, a sum or a product, each with the columns that it is evaluated on."""
-    if isinstance(kernel, ScaleKernel):  # which has the `active_dims` of its kernel
+    """The kernels inside a scale, a sum or a product, each with the columns that it is evaluated on."""
+    if isinstance(kernel, ScaleKernel):  # it has the `active_dims` of its kernel
         return [(kernel.base_kernel, columns)]
     if isinstance(kernel, AdditiveKernel | ProductKernel):
         return [(child, resolve_active_dims(child, columns)) for child in kernel.kernels]
@@ -60,7 +62,7 @@ def _children(kernel: Kernel, columns: tuple[int, ...]) -> list[tuple[Kernel, tu
 
 
 def _seen(kernel: Kernel, columns: tuple[int, ...]) -> set[int]:
-    """The columns that a kernel depends on, of those that it is evaluated on."""
+    """The subset of `columns` that the kernel depends on."""
     children = _children(kernel, columns)
     return set(columns) if not children else set().union(*(_seen(child, own) for child, own in children))
 
@@ -76,7 +78,7 @@ def _has_unit_variance(kernel: Kernel, columns: Sequence[int]) -> bool:
 def axis_factors(kernel: Kernel, axes: Sequence[Tensor], params: dict[str, Any]) -> list[Tensor]:
     """The matrices whose Kronecker product is the kernel on a grid, in float64 for float32 axes.
 
-    :param kernel: as :func:`check_factorises` accepts it.
+    :param kernel: a kernel that passes :func:`check_factorises`.
     :param axes: coordinates, shape (m_i,) each.
     :param params: further arguments of the kernel.
     :return: shape (*batch, m_i, m_i) each.

@@ -1,7 +1,7 @@
-"""The covariance of a block of axes: a matrix, or an operator where the kernel is stationary along regular axes.
+"""The covariance of a block of axes: a matrix, or an operator if the kernel is stationary along regular axes.
 
-A kernel is evaluated at the lags of a lattice instead of at all pairs of points. Coordinates are places of a lattice if
-they are multiples of one step, apart from rounding; some places may be left out.
+For an operator, the kernel is evaluated at the lags of a lattice instead of at all pairs of points. Coordinates lie on
+a lattice if they are multiples of one step, apart from rounding. Places of the lattice may be missing.
 """
 
 import math
@@ -21,34 +21,34 @@ from gpytorch_gaps.operators.float64_covariance import covariance_in_float64
 from gpytorch_gaps.operators.inspect import resolve_active_dims
 
 MAX_DENSE = 8192  # points of a block whose covariance is a matrix: 0.5 GiB
-MAX_DENSE_AXIS = 2**15  # points of a single axis, likewise: 8 GiB
-LONG_AXIS = 3000  # points of an axis, from which on it has FFTs instead of a matrix with eigenvectors
-LONG_SERIES = 2000  # likewise, of the only axis of a grid: one decomposition costs more than many solves
+MAX_DENSE_AXIS = 2**15  # points of a single axis whose covariance is a matrix: 8 GiB
+LONG_AXIS = 3000  # an axis with as many points uses FFTs instead of a matrix with eigenvectors
+LONG_SERIES = 2000  # the same for the only axis of a grid: one decomposition costs more than many solves
 _MAX_TABLE = 2**27  # covariances by lag: 1 GiB
-_PLACES_PER_LEVEL = 8  # of a lattice, beyond which coordinates count as irregular
-_FINEST = 12  # fractions of the smallest distance that are tried as a step
-_STEP_ROUNDING = 1e-6  # of a step
-_EPS_ROUNDING = 8.0  # of the coordinates, in units of eps
-_MAX_STORED_ROUNDING = 0.01  # of a step, where coordinates may have been rounded before they were read
-_MAX_STEP_ROUNDING = 0.125  # of a step, whatever the coordinates are rounded to
-_PAIRS = 64  # at which a kernel is tried
-_VARIATION = 1e-4  # of covariances that differ, over the largest
-_GROWTH = (1, 2, 4)  # of the padding, until a torus is positive definite
+_PLACES_PER_LEVEL = 8  # places of the lattice; with more of them, coordinates count as irregular
+_FINEST = 12  # the smallest distance and its fractions down to 1/12 are tried as a step
+_STEP_ROUNDING = 1e-6  # allowed rounding of coordinates, as a fraction of a step
+_EPS_ROUNDING = 8.0  # allowed rounding of coordinates, in units of eps times the largest
+_MAX_STORED_ROUNDING = 0.01  # fraction of a step, for coordinates that may have been rounded to float32 in a file
+_MAX_STEP_ROUNDING = 0.125  # fraction of a step, for all coordinates
+_PAIRS = 64  # pairs of points at which the symmetries of a kernel are tested
+_VARIATION = 1e-4  # differences of covariances that count as equal, as a fraction of the largest covariance
+_GROWTH = (1, 2, 4)  # factors of the padding that are tried until a torus is positive definite
 
 Period = float | None
-_ANY_PERIOD = 0.0  # of a constant
+_ANY_PERIOD = 0.0  # a constant has any period
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """Where the levels of the stationary axes of a block lie. The dense axes come first.
+    """The places of the levels of a block's stationary axes. The dense axes of the block come first.
 
-    :param num_dense: dense axes.
-    :param steps: distance of two places on each stationary axis.
-    :param rows: places of the levels, for rows.
-    :param columns: likewise, for columns.
-    :param spans: the largest lag plus one.
-    :param periods: after which covariances repeat themselves; None for never.
+    :param num_dense: number of dense axes.
+    :param steps: distance of neighbouring places on each stationary axis.
+    :param rows: places of the levels of the rows.
+    :param columns: places of the levels of the columns.
+    :param spans: the largest lag plus one, in places.
+    :param periods: the period of the covariance along each axis, or None.
     """
 
     num_dense: int
@@ -59,7 +59,7 @@ class Lattice:
     periods: tuple[Period, ...]
 
     def torus(self, growth: int) -> tuple[int, ...]:
-        """Places on each circle: twice the span, or so many times as much; a period, where one is known."""
+        """Number of places on each circle: one period if it is known, else `growth` times twice the span."""
         return tuple(map(_circle, self.spans, self.steps, self.periods, [growth] * len(self.steps)))
 
 
@@ -77,9 +77,9 @@ def _circle(span: int, step: float, period: Period, growth: int) -> int:
 
 
 def stationary_columns(kernel: Kernel, num_columns: int) -> dict[int, Period]:
-    """The columns along which a kernel depends on lags alone, each with its period.
+    """The columns along which a kernel depends only on lags, each with its period.
 
-    A kernel of one's own says so by an attribute of this name, as :class:`gpytorch_gaps.SphereKernel` does.
+    A custom kernel can declare them by an attribute of this name, as :class:`gpytorch_gaps.SphereKernel` does.
     """
     own = getattr(kernel, "stationary_columns", None)
     if own is not None:
@@ -92,7 +92,7 @@ def stationary_columns(kernel: Kernel, num_columns: int) -> dict[int, Period]:
 
 
 def _through_active_dims(kernel: Kernel, num_columns: int) -> dict[int, Period]:
-    """Along columns that a kernel does not see, it is constant."""
+    """The stationary columns of a kernel with `active_dims`. It is constant along the columns that it does not use."""
     seen = resolve_active_dims(kernel, tuple(range(num_columns)))
     own = stationary_columns(kernel, len(seen))
     found: dict[int, Period] = dict.fromkeys(set(range(num_columns)) - set(seen), _ANY_PERIOD)
@@ -106,10 +106,10 @@ def _along_all(found: Sequence[dict[int, Period]], num_columns: int) -> dict[int
 
 
 def find_lattice(kernel: Kernel, rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Lattice | None:
-    """The lattice on which the levels of a block of axes lie, for rows and columns; None where there is none.
+    """The lattice on which the levels of a block of axes lie, for rows and columns; None if there is none.
 
-    :param rows: coordinates of every axis of the block, shape (q_i, d_i) each.
-    :param columns: likewise, shape (m_i, d_i) each.
+    :param rows: coordinates of the rows on every axis of the block, shape (q_i, d_i) each.
+    :param columns: coordinates of the columns, shape (m_i, d_i) each.
     """
     widths = [axis.size(-1) for axis in rows]
     periods = _through_active_dims(kernel, sum(widths))
@@ -131,7 +131,7 @@ def find_lattice(kernel: Kernel, rows: Sequence[Tensor], columns: Sequence[Tenso
 
 
 def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, Positions, int] | None:
-    """The step of a lattice, the places of two sets of coordinates on it, and its span; None if they have none.
+    """The step of the lattice of two sets of coordinates, their places on it, and its span; None if there is none.
 
     >>> regular_positions(torch.tensor([0.0, 0.5, 1.5]), torch.tensor([1.0, 2.0]))
     (0.5, tensor([0, 1, 3]), tensor([2, 4]), 5)
@@ -141,12 +141,12 @@ def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, 
     rounding, of_float32 = (
         _EPS_ROUNDING * torch.finfo(dtype).eps * float(both.abs().max()) for dtype in (rows.dtype, torch.float32)
     )
-    was_float32 = bool((both == both.float()).all())  # as files often store coordinates, whatever they are read as
+    was_float32 = bool((both == both.float()).all())  # files often store coordinates as float32
     away = away[away > rounding]
     if not len(away):
         return (1.0, 1, 1, 1) if len(rows) == len(columns) == 1 else None
     span, least = float(both.max() - both.min()), float(away.min())
-    least = float(away[away < (1.0 + 0.5 / _FINEST) * least].mean())  # the rounding of one distance adds up
+    least = float(away[away < (1.0 + 0.5 / _FINEST) * least].mean())  # one distance alone has more rounding
     backwards = len(rows) > 1 and bool(rows[0] > rows[-1])
     from_start = both.max() - both if backwards else both - both.min()
     for fraction in range(1, _FINEST + 1):
@@ -155,7 +155,7 @@ def regular_positions(rows: Tensor, columns: Tensor) -> tuple[float, Positions, 
             return None
         step = span / count
         places = (from_start / step).round()
-        # beyond a fraction of a step, all coordinates would be close to some place
+        # with a larger tolerance, any coordinate would be close to some place
         allowed = min(_STEP_ROUNDING * step + rounding, _MAX_STEP_ROUNDING * step)
         if was_float32:
             allowed = max(allowed, min(of_float32, _MAX_STORED_ROUNDING * step))
@@ -171,9 +171,9 @@ def _as_positions(places: Tensor, device: torch.device) -> Positions:
 
 
 def _is_invariant(kernel: Kernel, axes: Sequence[Tensor], lattice: Lattice) -> bool:
-    """Whether a kernel that says so is stationary, and even, along the axes of a lattice: tried at some pairs.
+    """Tests at some pairs of points whether a kernel is stationary, and even, along the axes of a lattice.
 
-    Half of them are neighbours: a short range leaves nothing to compare in the others.
+    Half of the pairs are neighbours: with a short length-scale, the covariances of the others are all zero.
     """
     generator, pairs = torch.Generator().manual_seed(0), []
     for axis in axes:
@@ -183,7 +183,7 @@ def _is_invariant(kernel: Kernel, axes: Sequence[Tensor], lattice: Lattice) -> b
         second[::2] = near.clamp(0, len(axis) - 1)[::2]
         pairs.append([axis[level.to(axis.device)] for level in (first, second)])
     first, second = (torch.cat(side, -1) for side in zip(*pairs, strict=True))
-    # the same lags from the origin on, as in a table
+    # pairs with the same lags that start at the origin, like the entries of a lag table
     dense, lag = sum(axis.size(-1) for axis in axes[: lattice.num_dense]), (first.double() - second.double()).abs()
     start = torch.cat([first[:, :dense], torch.zeros_like(first[:, dense:])], -1)
     end = torch.cat([second[:, :dense], lag[:, dense:].to(second.dtype)], -1)
@@ -203,11 +203,10 @@ def block_factor(
     definite: bool = False,
     **params: Any,
 ) -> Factor:
-    """The covariance of a block of axes, in float64 where the kernel allows it. shape: (*batch, prod q_i, prod m_i)
+    """The covariance of a block of axes, in float64 if the kernel allows it. shape: (*batch, prod q_i, prod m_i)
 
-    :param lattice: as :func:`find_lattice` gives it; None for a matrix.
-    :param definite: whether the torus is to be large enough to be positive definite, as draws want it; products are
-        taken on a smaller one.
+    :param lattice: the result of :func:`find_lattice`; None for a matrix.
+    :param definite: whether to try larger tori until one is positive definite, for draws. Products use the smallest.
     """
     if lattice is None:
         return covariance_in_float64(kernel, block_points(rows), block_points(columns), **params)
@@ -224,7 +223,7 @@ def block_factor(
 
 
 def _is_whole(covariance: CirculantOperator) -> bool:
-    """Whether the torus has eigenvalues: it is symmetric, whatever places of it are rows and columns."""
+    """Whether the covariance on the whole torus is symmetric, so that it has eigenvalues."""
     if covariance.num_dense[0] != covariance.num_dense[1]:
         return False
     difference, size = asymmetry(covariance).tolist() if covariance.num_dense[0] > 1 else (0.0, 1.0)
@@ -254,7 +253,7 @@ def _lag_table(
         (step * torch.arange(places // 2 + 1, dtype=torch.float64, device=like["device"])).to(**like).unsqueeze(-1)
         for step, places in zip(lattice.steps, torus, strict=True)
     ]
-    # distances from zero are exact, distances of large coordinates are not
+    # lags from zero are exact; differences of large coordinates are not
     origin = torch.zeros(1, len(lags), **like)
     first = block_points([*rows[: lattice.num_dense], origin])
     second = block_points([*columns[: lattice.num_dense], *lags])

@@ -3,12 +3,12 @@
 GPyTorch evaluates ``AdditiveKernel`` and ``ProductKernel`` without knowledge of grids: it multiplies test x train
 covariances densely. :func:`patch_composite_kernels` expands them by the distributive law instead:
 
-    sum          the terms of its kernels, side by side
+    sum          the terms of all its kernels
     scale        the terms of its kernel, scaled
-    product      each term of one kernel times each term of the other, entry by entry. The product of two Kronecker
-                 products is a Kronecker product, factor by factor; any other is dense, or computed row by row
-    any other    on the columns of one axis, it is a Kronecker product with ones on the other axes; else it is evaluated
-                 by GPyTorch. A linear kernel on several axes is a sum of linear kernels on one axis
+    product      the entry-wise product of each term of one kernel and each term of the other. The entry-wise product of
+                 two Kronecker products is a Kronecker product; any other is dense, or computed row by row
+    any other    if it uses the columns of one axis: a Kronecker product with ones on the other axes. Otherwise GPyTorch
+                 evaluates it. In a product, a linear kernel on several axes is a sum of linear kernels on one axis
 """
 
 import warnings
@@ -44,9 +44,9 @@ from gpytorch_gaps.utils.tensors import same_values
 def patch_composite_kernels() -> None:
     """Makes GPyTorch's ``AdditiveKernel`` and ``ProductKernel`` keep the structure of a grid kernel inside them.
 
-    Upstream they multiply test x train covariances densely, and unlike ``ScaleKernel`` they do not delegate to the
-    prediction strategy of the kernels inside them. Kernels without a grid kernel inside are not affected. Called when
-    ``gpytorch_gaps.kernels`` is imported; a second call changes nothing.
+    In GPyTorch, they multiply test x train covariances densely, and unlike ``ScaleKernel`` they do not delegate to the
+    prediction strategy of the kernels inside them. Kernels without a grid kernel inside are not affected. This function
+    is called when ``gpytorch_gaps.kernels`` is imported. A second call changes nothing.
     """
     for kind in (AdditiveKernel, ProductKernel):
         kind.forward = _keeping_structure(getattr(kind.forward, "upstream", kind.forward))
@@ -78,8 +78,8 @@ def _delegate_strategy(self: Kernel, *args: Any, **kwargs: Any) -> Any:
 def structured_covariance(kernel: Kernel, x1: Tensor, x2: Tensor, params: dict[str, Any]) -> LinearOperator | None:
     """Covariance of a sum or product with a grid kernel inside; None if there is no grid kernel.
 
-    :param x1: the columns selected by the kernel's `active_dims`, shape (*batch, N, D).
-    :param x2: likewise, shape (*batch, Q, D).
+    :param x1: points, with the columns selected by the kernel's `active_dims`, shape (*batch, N, D).
+    :param x2: points, likewise, shape (*batch, Q, D).
     """
     columns = tuple(range(x1.size(-1)))
     grid_kernel = find_grid_kernel(kernel, columns)
@@ -119,7 +119,7 @@ class _TermExpansion:
             return [term for child, own in children for term in self.terms(child, own, in_product)]
         if isinstance(kernel, ProductKernel):
             return self._product_terms(kernel, columns)
-        # A linear kernel is of low rank, which is cheapest as it is. Only its product with a Kronecker product is not.
+        # A linear kernel has low rank, which is the cheapest form, except in a product with a Kronecker product.
         is_linear = type(kernel) is LinearKernel
         if not is_linear or in_product:
             parts = as_grid_kernels(kernel, columns, self.grid_kernel)
@@ -146,7 +146,7 @@ class _TermExpansion:
         return first
 
     def _may_be_dense(self, kernel: Kernel) -> bool:
-        """Whether a covariance without structure is formed at once: it is small, or it must be differentiated."""
+        """Whether a covariance without structure is stored: it is small, or it must be differentiated."""
         if fits_memory(self.x1.size(-2), self.x2.size(-2)):
             return True
         if not (torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters())):
@@ -191,8 +191,8 @@ def _warn_if_large(rows: int, columns: int, dtype: torch.dtype) -> None:
     needed, allowed = rows * columns * dtype.itemsize, settings.prediction_memory.value()
     if needed > allowed:
         warnings.warn(
-            f"kernels without a common grid are formed densely: {needed / 2**30:.1f} GiB for a matrix of {rows} x "
-            f"{columns}, beyond prediction_memory of {allowed / 2**30:.1f} GiB. Try: kernels on the columns of one "
+            f"kernels without a common grid are stored densely: {needed / 2**30:.1f} GiB for a matrix of {rows} x "
+            f"{columns}, more than prediction_memory of {allowed / 2**30:.1f} GiB. Try: kernels on the columns of one "
             "axis each, inside GappyGridKernel.",
             ResourceWarning,
             stacklevel=2,
@@ -225,8 +225,8 @@ class _OnColumns(Kernel):
 class _LinearPart(Kernel):
     """The part of a linear kernel on several axes that belongs to the columns of one axis.
 
-    :param axis_columns: the columns within the axis.
-    :param kernel_columns: the same columns, as the linear kernel counts them.
+    :param axis_columns: the columns, counted within the axis.
+    :param kernel_columns: the same columns, counted within the input of the linear kernel.
     """
 
     def __init__(self, kernel: LinearKernel, axis_columns: Sequence[int], kernel_columns: Sequence[int]) -> None:
@@ -241,7 +241,7 @@ class _LinearPart(Kernel):
 
 
 def as_grid_kernels(kernel: Kernel, columns: tuple[int, ...], ref: GridKernelRef) -> list[GappyGridKernel]:
-    """A kernel on one axis as a grid kernel that is one on the other axes; an empty list if it sees several axes.
+    """A kernel on one axis as a grid kernel that is one on the other axes; an empty list if it uses several axes.
 
     A linear kernel on several axes becomes one grid kernel per axis.
 

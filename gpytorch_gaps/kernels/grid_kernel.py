@@ -38,24 +38,27 @@ from gpytorch_gaps.utils.tensors import same_values
 class GappyGridKernel(GridKernel):
     """Product kernel on a grid, ``k(x, x') = prod_i k_i(x_i, x'_i)``, where x_i are the columns of axis or block i.
 
-    It is exact for any inputs; only the representation of the covariance depends on them. Between cells of the grid it
-    is a :class:`SelectedKroneckerOperator`, with rectangular factors for points that form a grid of their own. Between
-    scattered points and cells it is a :class:`KhatriRaoOperator`. Between scattered points, or for a batch of
-    different inputs, it is dense, or computed row by row if that would exceed ``settings.prediction_memory``.
+    The kernel is exact for all inputs. Only the representation of the covariance depends on them:
 
-    The kernel owns two caches that live as long as it does and that copies and pickles leave out: the cells of the last
-    few inputs (`Lookups`), and the last solutions for training data (`solutions`), where the next solve starts.
+    - between cells of the grid, a :class:`SelectedKroneckerOperator`; its factors are rectangular if points form a grid
+      of their own;
+    - between scattered points and cells, a :class:`KhatriRaoOperator`;
+    - between scattered points, or for a batch of different inputs, a dense matrix. If it would exceed
+      ``settings.prediction_memory``, it is computed row by row.
+
+    The kernel owns two caches: the cells of the last few inputs (`Lookups`), and the last solutions for training data
+    (`solutions`), which are starting values of the next solve. Copies and pickles do not include them.
 
     :param kernels: one GPyTorch kernel per axis, or per block, of any class. Kernel i receives only the columns of axis
         or block i. An ``IndexKernel`` (one task per output) needs an axis of codes 0 .. T-1.
     :param grid: the grid.
     :param active_dims: the input columns that belong to the grid, if the inputs have further columns.
-    :param blocks: axes that share a kernel, as in ``[(0, 1), (2,)]``: each block a run of axes, in order. By default
-        every axis is a block of its own. A block of several axes, and a single axis of thousands of points, is
-        multiplied by FFT where its kernel is stationary and its coordinates are multiples of a step; of the axes of a
-        block, the last ones are enough. Otherwise the covariance of a block is a matrix, and the block must be small.
-    :raises ValueError: if the kernels do not match the blocks, or the blocks the axes of the grid; or, when it is
-        evaluated, if a block is too large for a matrix and has no fast product.
+    :param blocks: groups of consecutive axes that share a kernel, in order, as in ``[(0, 1), (2,)]``. By default every
+        axis is a block of its own. The covariance of a block is a matrix, so the block must be small. There is one
+        exception: products use FFTs if the kernel is stationary along the last axes of the block, and their coordinates
+        are multiples of a step. This applies to blocks of several axes, and to single axes with thousands of points.
+    :raises ValueError: if the kernels do not match the blocks, or the blocks do not match the axes of the grid. When
+        the kernel is evaluated: if a block is too large for a matrix and FFTs do not apply.
 
     >>> from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
     >>> grid = CartesianGrid([range(4), range(3)])
@@ -165,11 +168,11 @@ class GappyGridKernel(GridKernel):
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
 
     def cells_of(self, x: Tensor, training: bool = True) -> Cells | None:
-        """Points as cells of this grid, or of the grid of their own coordinates; None if they are scattered.
+        """Finds the cells of points, on this grid or on the grid of their own coordinates.
 
         :param x: points, shape (N, D).
-        :param training: False for test points: those on a small part of this grid are given as cells of that part.
-        :return: the cells.
+        :param training: False for test points. If they lie on a small part of this grid, cells refer to that part.
+        :return: the cells; None if the points are scattered.
         """
 
         def look_up() -> Cells | None:
@@ -181,7 +184,7 @@ class GappyGridKernel(GridKernel):
 
         found = self._lookups.get("training" if training else "other", self.grid, x, look_up)
         if found is not None and found.axes[0] is not self.grid.axes[0]:
-            # a kernel that shares the look-ups may have found these points
+            # the codes are checked for this kernel too: look-ups may be shared with another kernel
             check_axis_codes("x: the column of axis", self.kernels, self.blocks, found.axes)
         return found
 
@@ -273,6 +276,6 @@ class GappyGridKernel(GridKernel):
 
 
 def _in_one_precision(factors: list[Factor]) -> list[Factor]:
-    """In float32 where one of them is: a kernel that cannot be evaluated in float64."""
+    """Casts all factors to float32 if one of them is: a kernel that cannot be evaluated in float64."""
     narrow = any(factor.dtype == torch.float32 for factor in factors)
     return [factor.float() for factor in factors] if narrow else factors

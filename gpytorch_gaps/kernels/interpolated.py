@@ -17,8 +17,8 @@ from gpytorch_gaps.utils.cache import TensorCache
 from gpytorch_gaps.utils.precision import cast_entries, full_float32
 from gpytorch_gaps.utils.tensors import same_values
 
-_FEWEST_PLACES = 6  # of which the outermost two are beyond the points
-_MARGIN = 2.01  # spacings between the points and the border of a grid that is made for them, as in GPyTorch
+_FEWEST_PLACES = 6  # per axis; the outermost two on each side lie beyond the points
+_MARGIN = 2.01  # spacings between the points and the border of a grid that is created for them, as in GPyTorch
 
 
 def preconditioned_ski(kernel: Kernel) -> Kernel:
@@ -28,17 +28,17 @@ def preconditioned_ski(kernel: Kernel) -> Kernel:
 
     - The covariance is an :class:`~gpytorch_gaps.operators.InterpolatedKroneckerOperator`. With noise, its solves are
       preconditioned by interpolated eigenvectors of the grid.
-    - Axes may differ in length, and length-scales between axes (ARD). GPyTorch's kernel exchanges the axes there.
-    - A ``ScaleKernel`` inside of the ``GridInterpolationKernel`` counts once; in GPyTorch's kernel, once per column.
-    - Kernels on several columns count as the product of their one-dimensional versions, as in GPyTorch: a
-      squared-exponential kernel is its own product, a Matern kernel is not.
-    - A grid without ``grid_bounds`` is made for the training points. Test points beyond it are refused: another grid
-      would be another kernel than the one that was trained.
+    - Axes may have different lengths and length-scales (ARD). GPyTorch's kernel exchanges the axes in these cases.
+    - A ``ScaleKernel`` inside the ``GridInterpolationKernel`` is applied once. GPyTorch applies it once per column.
+    - A kernel on several columns is replaced by the product of its one-dimensional versions, as in GPyTorch. This is
+      the same kernel if it is squared-exponential, but not if it is a Matern kernel.
+    - If there are no ``grid_bounds``, the grid is created for the training points. Test points outside it raise an
+      error: on another grid, the kernel would differ from the trained one.
 
-    :param kernel: a ``GridInterpolationKernel``, or one in scales and sums (``ScaleKernel``, ``AdditiveKernel``).
+    :param kernel: a ``GridInterpolationKernel``, or scales and sums of them (``ScaleKernel``, ``AdditiveKernel``).
     :return: the kernel, for any ``ExactGP``.
-    :raises ValueError: if there is none inside, if it is elsewhere, such as in a product, or if its base kernel does
-        not factor over the columns.
+    :raises ValueError: if there is no ``GridInterpolationKernel`` inside, if there is one in another place, such as in
+        a product, or if its base kernel is not a product over the columns.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> ski = GridInterpolationKernel(RBFKernel(ard_num_dims=2), [60, 90], grid_bounds=((0.0, 1.0), (0.0, 1.0)))
@@ -69,13 +69,13 @@ def _converted(kernel: Kernel) -> Kernel:
     if isinstance(kernel, AdditiveKernel):
         return _with_modules(kernel, {"kernels": torch.nn.ModuleList([_converted(own) for own in kernel.kernels])})
     raise ValueError(
-        f"kernel: got a GridInterpolationKernel inside of {type(kernel).__name__}, expected it in scales and sums "
-        "only; a product belongs inside: GridInterpolationKernel(first * second)"
+        f"kernel: got a GridInterpolationKernel inside the kernel {type(kernel).__name__}, expected one inside "
+        "scales and sums only. Try: move a product inside, GridInterpolationKernel(first * second)"
     )
 
 
 def _with_modules(kernel: Kernel, changed: dict[str, torch.nn.Module]) -> Kernel:
-    """A copy with some submodules replaced, which shares its own parameters, priors and constraints with `kernel`."""
+    """A copy with some submodules replaced. It shares its other parameters, priors and constraints with `kernel`."""
     own = kernel.__class__.__new__(kernel.__class__)  # copy.copy of a GPyTorch kernel shares all of its attributes
     own.__dict__ = {**kernel.__dict__, "_modules": {**kernel._modules, **changed}}
     return own
@@ -97,14 +97,14 @@ def _interpolated(kernel: GridInterpolationKernel) -> "InterpolatedGridKernel":
 
 
 class InterpolatedGridKernel(GridInterpolationKernel):
-    """What :func:`preconditioned_ski` makes of a ``GridInterpolationKernel``; takes the same arguments.
+    """A ``GridInterpolationKernel`` with our covariance, created by :func:`preconditioned_ski`. Same arguments.
 
     :param base_kernel: a product over the columns of its input: see :func:`preconditioned_ski`.
-    :param grid_size: places on every axis, or one number for all.
+    :param grid_size: number of places on each axis, or one number for all axes.
     :param num_dims: the number of axes, if there are no `grid_bounds`.
     :param grid_bounds: smallest and largest coordinate on every axis. Default: those of the training points.
     :param active_dims: the input columns to use, one per axis.
-    :raises ValueError: if an axis has too few places, or the base kernel does not factor over the columns.
+    :raises ValueError: if an axis has too few places, or the base kernel is not a product over the columns.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> kernel = InterpolatedGridKernel(RBFKernel(), [20, 30], grid_bounds=((0.0, 1.0), (0.0, 1.0)))
@@ -161,14 +161,14 @@ class InterpolatedGridKernel(GridInterpolationKernel):
         return self._known.cached("axes", grid, make)
 
     def _rows(self, x: Tensor, training: bool) -> GridInterpolation:
-        """The interpolation at x, looked up once; before that, the grid is made where it has to be."""
+        """The interpolation at x, cached. Creates the grid first if necessary."""
         if self.grid_is_dynamic:
             may_change = training and self.training
             self._known.cached(("fitted", may_change), (x, *self.grid), lambda: self._fit_grid(x, may_change))
         return self._known.cached("rows", (x, *self.grid), lambda: GridInterpolation.cubic(self._axes(), x))
 
     def _fit_grid(self, x: Tensor, may_change: bool) -> None:
-        """Makes the grid for points x, if there is none yet, or they have moved beyond it in training."""
+        """Creates a grid for points x if there is none, or if training points lie outside it."""
         if not len(x):
             return
         low, high = torch.stack([x.amin(0), x.amax(0)]).tolist()
@@ -185,5 +185,5 @@ class InterpolatedGridKernel(GridInterpolationKernel):
         self.has_initialized_grid.fill_(True)
 
     def prediction_strategy(self, *args: Any, **kwargs: Any) -> GappyGridPredictionStrategy:
-        """Our predictions, as for :class:`~gpytorch_gaps.GappyGridKernel`."""
+        """The prediction strategy of :class:`~gpytorch_gaps.GappyGridKernel`."""
         return GappyGridPredictionStrategy(*args, **kwargs)

@@ -16,17 +16,17 @@ _DISTANCES = ("chordal", "great_circle")
 class SphereKernel(Kernel):
     """A kernel of the distance of two points on a sphere, given by latitude and longitude in degrees.
 
-    Poles and the date line are points like any other. On a block (latitude, longitude) of a :class:`GappyGridKernel`
-    with regular longitudes, products are taken by FFT along circles of latitude; latitudes may be any:
+    It has no seams at the poles and the date line. On a block (latitude, longitude) of a :class:`GappyGridKernel` with
+    regular longitudes, products use FFTs along circles of latitude. Latitudes need not be regular:
 
         chord^2 = 4 r^2 (sin^2((lat - lat') / 2) + cos(lat) cos(lat') sin^2((lon - lon') / 2))
 
     :param base_kernel: a kernel of the distance: ``RBFKernel``, ``MaternKernel``, ``RQKernel``, and scales, sums and
         products of them, without ARD. Its length-scale has the unit of `radius`.
-    :param distance: "chordal", straight through the sphere: every such kernel is a covariance. "great_circle", along
-        its surface: only the exponential kernel, ``MaternKernel(nu=0.5)``, is one.
-    :param radius: of the sphere; 6371 for length-scales in kilometres on the Earth.
-    :raises ValueError: for a base kernel that is no covariance on the sphere, or an unknown distance.
+    :param distance: "chordal", straight through the sphere, is valid for all these kernels. "great_circle", along its
+        surface, is valid for the exponential kernel only, ``MaternKernel(nu=0.5)``.
+    :param radius: radius of the sphere. Use 6371 for length-scales in kilometres on the Earth.
+    :raises ValueError: if the base kernel is not a covariance on the sphere, or the distance is unknown.
 
     >>> kernel = SphereKernel(MaternKernel(nu=1.5))
     >>> date_line = torch.tensor([[0.0, -180.0], [0.0, 180.0], [90.0, 10.0], [90.0, -60.0]])
@@ -36,7 +36,7 @@ class SphereKernel(Kernel):
     """
 
     stationary_columns: ClassVar[dict[int, Period]] = {1: 360.0}
-    """Rotations by a longitude leave the covariance as it is: see :mod:`gpytorch_gaps.kernels.blocks`."""
+    """The covariance depends only on differences of longitudes: see :mod:`gpytorch_gaps.kernels.blocks`."""
 
     def __init__(self, base_kernel: Kernel, distance: str = "chordal", radius: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,7 +53,7 @@ class SphereKernel(Kernel):
 
     @property
     def is_stationary(self) -> bool:
-        """False: a shift of latitudes is no rotation."""
+        """False: the covariance changes if latitudes are shifted."""
         return False
 
     def forward(
@@ -67,7 +67,7 @@ class SphereKernel(Kernel):
         if not diag:
             x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-3)
         away = self._distances(x1, x2)
-        # one row of covariances with the origin, whatever the points: a kernel of the distance alone
+        # the kernel depends on the distance only: evaluate one row of covariances with the origin
         origin = away.new_zeros(1, 1)
         batch_dims = away.dim() - (1 if diag else 2) if self.batch_shape else 0
         flat = self.base_kernel(origin, away.flatten(batch_dims).unsqueeze(-1), **params)
@@ -78,7 +78,7 @@ class SphereKernel(Kernel):
         latitude, longitude = (0.5 * math.pi / 180.0 * (x1[..., i] - x2[..., i]) for i in (0, 1))
         cosines = torch.cos(x1[..., 0] * (math.pi / 180.0)) * torch.cos(x2[..., 0] * (math.pi / 180.0))
         squared = latitude.sin().square() + cosines * longitude.sin().square()
-        half = squared.clamp(torch.finfo(squared.dtype).tiny, 1.0).sqrt()  # of the chord of a unit sphere
+        half = squared.clamp(torch.finfo(squared.dtype).tiny, 1.0).sqrt()  # half a chord of the unit sphere
         return 2.0 * self.radius * (half if self.distance == "chordal" else half.asin())
 
     def __getitem__(self, index: Any) -> "SphereKernel":
@@ -86,7 +86,7 @@ class SphereKernel(Kernel):
 
 
 def _check_base(kernel: Kernel, distance: str) -> None:
-    """Refuses kernels that are no functions of the distance, or no covariances on the sphere."""
+    """Checks that a kernel is a function of the distance and a covariance on the sphere."""
     if isinstance(kernel, ScaleKernel):
         return _check_base(kernel.base_kernel, distance)
     if isinstance(kernel, AdditiveKernel | ProductKernel):

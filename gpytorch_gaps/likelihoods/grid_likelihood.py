@@ -34,20 +34,21 @@ class GappyGridLikelihood(GaussianLikelihood):
     Use it like ``gpytorch.likelihoods.GaussianLikelihood``: ``likelihood(model(x))``, ``mll(output, y)``. It evaluates
     the kernel before it adds the noise, so that GPyTorch solves with the operators of this package.
 
-    At test points, the noise is that of their level or, if variances were given, that of the observation at the same
-    point. For other test points, pass it: ``likelihood(posterior, noise=...)``, or give `noise_elsewhere`.
+    The noise at a test point is that of its level on `noise_axis`. If variances were given for all observations, it is
+    that of the observation at the same point. For other test points, pass `noise_elsewhere`, or use
+    ``likelihood(posterior, noise=...)``.
 
     :param noise: known variances: one number, or one for each observation. Default: the noise is learned.
-    :param noise_elsewhere: the variance at test points that are no observations, if one was given for each of these.
+    :param noise_elsewhere: the variance at test points without an observation, if `noise` has one per observation.
     :param noise_axis: learn one variance for every level of this axis of `grid`, such as one per output or station.
         The fill-gaps method applies as for a single variance.
     :param grid: the grid; required with `noise_axis`.
     :param noise_prior: prior of the learned noise.
     :param noise_constraint: constraint of the learned noise. GPyTorch's default keeps it above 1e-4.
     :param batch_shape: batch shape of the learned noise, for a batch of models.
-    :param robust: whether some observations may have gross errors: a variance of their own, beside the noise of all.
-        :meth:`weigh` finds them; :func:`fit` calls it. New observations are predicted without gross errors. Not for
-        batches.
+    :param robust: whether some observations may have gross errors. Each of these gets an additional variance of its
+        own. :meth:`weigh` finds them; :func:`fit` calls it. New observations are predicted without gross errors.
+        Batches of models are not supported.
     :raises ValueError: if variances are not finite and above 0, if options for given and learned noise are combined, or
         if `noise_axis` is not an axis of `grid`.
 
@@ -98,10 +99,11 @@ class GappyGridLikelihood(GaussianLikelihood):
     # -- gross errors ------------------------------------------------------------------------------------------------
 
     def weigh(self, model: ExactGP) -> Tensor:
-        """Finds the observations with gross errors, with the present hyperparameters, for ``robust=True``.
+        """Finds the observations with gross errors, with the current hyperparameters, for ``robust=True``.
 
-        The variances that are found are part of the ``state_dict``, and stay as they are until the next call: call this
-        before training and every ten steps or so, which :func:`fit` does by itself, and after ``set_train_data``.
+        The variances are part of the ``state_dict`` and do not change until the next call. In a training loop of your
+        own, call this before the first step and about every ten steps; :func:`fit` does this itself. Call it again
+        after ``set_train_data``.
 
         :param model: the model of this likelihood, with its training data.
         :return: :attr:`distrusted`.
@@ -124,7 +126,7 @@ class GappyGridLikelihood(GaussianLikelihood):
         """
         gross = self._own_gross_errors()
         if getattr(model, "likelihood", None) is not self:
-            raise ValueError("model: got one with another likelihood, expected the model of this one")
+            raise ValueError("model: got a model with another likelihood, expected the model of this likelihood")
         if model.train_targets is None or model.train_targets.dim() != 1:
             came = "none" if model.train_targets is None else f"shape {tuple(model.train_targets.shape)}"
             raise ValueError(f"model: train_targets: got {came}, expected observations of shape (N,)")
@@ -136,7 +138,7 @@ class GappyGridLikelihood(GaussianLikelihood):
 
     @property
     def distrusted(self) -> Tensor:
-        """Flags of the observations with gross errors, of a robust likelihood. shape: (N,)"""
+        """Flags of the observations with gross errors, for a robust likelihood. shape: (N,)"""
         return self._own_gross_errors().variance > 0
 
     def check_observations(self, observations: Tensor) -> None:
@@ -150,15 +152,15 @@ class GappyGridLikelihood(GaussianLikelihood):
         return self.gross_errors
 
     def get_fantasy_likelihood(self, **kwargs: Any) -> Any:
-        """Likelihood of a model with further observations, which have no gross errors until the next :meth:`weigh`.
+        """The likelihood for a model with further observations. These have no gross errors until :meth:`weigh`.
 
-        :param kwargs: ``noise``, the variances of the further observations, if those of the others were given.
+        :param kwargs: ``noise``, the variances of the further observations, if `noise` has one per observation.
         :return: the likelihood.
         :raises ValueError: if ``noise`` is missing.
         """
         fantasy = super().get_fantasy_likelihood(**kwargs)
         if fantasy.gross_errors is not None:
-            fantasy.gross_errors.believes_further = True
+            fantasy.gross_errors.accepts_further = True
         if not isinstance(self.noise_covar, GivenNoise) or self.noise.size(-1) == 1:
             return fantasy
         if kwargs.get("noise") is None:
@@ -178,7 +180,7 @@ class GappyGridLikelihood(GaussianLikelihood):
         """Distribution of noisy observations.
 
         :param function_dist: distribution of the latent function.
-        :param params: the points, as in ``likelihood(f, x)``, where `function_dist` does not know them.
+        :param params: the points, as in ``likelihood(f, x)``, if `function_dist` does not contain them.
         :param noise: variances to use instead of the likelihood's: a number, or one for each point.
         :return: the distribution with noise.
         :raises ValueError: if the noise has another precision than the mean, or is not known at a point.
@@ -197,13 +199,13 @@ class GappyGridLikelihood(GaussianLikelihood):
     def _shaped_noise_covar(
         self, base_shape: torch.Size, *params: Any, noise: Tensor | None = None, **kwargs: Any
     ) -> DiagLinearOperator:
-        """GPyTorch's hook for conditional distributions and expected log-probabilities: there is no covariance."""
+        """GPyTorch calls this for conditional distributions and expected log-probabilities, without a covariance."""
         return self._diagonal(base_shape, None, params, noise)
 
     def _diagonal(
         self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
     ) -> DiagLinearOperator:
-        """The covariance of noise and gross errors of `shape` points."""
+        """The covariance of noise and gross errors, for points of the batch shape and number in `shape`."""
         diagonal = self._noise(shape, covariance, params, noise)
         if self.gross_errors is None or noise is not None or covariance is None or _is_posterior(covariance):
             return diagonal
@@ -213,7 +215,7 @@ class GappyGridLikelihood(GaussianLikelihood):
     def _noise(
         self, shape: torch.Size, covariance: LinearOperator | None, params: tuple[Any, ...], noise: Tensor | None
     ) -> DiagLinearOperator:
-        """The noise covariance of `shape` points."""
+        """The noise covariance, for points of the batch shape and number in `shape`."""
         if noise is not None:
             variances = as_variances(noise if torch.is_tensor(noise) else self.noise.new_full((1,), float(noise)))
             if variances.size(-1) not in (1, shape[-1]):
@@ -242,14 +244,14 @@ class GappyGridLikelihood(GaussianLikelihood):
         if bool((level < 0).any()):
             row = tuple((level < 0).nonzero()[0].tolist())
             raise ValueError(
-                f"noise_axis: test point {row[-1]} has {x[row][columns].tolist()} there, a level without a noise of "
-                "its own; expected levels of the grid, or noise= in likelihood(posterior, noise=...)"
+                f"noise_axis: got {x[row][columns].tolist()} at test point {row[-1]}, which has no noise; expected "
+                "levels of the grid, or noise= in likelihood(posterior, noise=...)"
             )
         batch = torch.broadcast_shapes(noise.shape[:-1], level.shape[:-1])
         return DiagLinearOperator(noise.expand(*batch, -1).gather(-1, level.expand(*batch, -1)))
 
     def _given_at_test_points(self, shape: torch.Size, covariance: Any) -> DiagLinearOperator:
-        """At each test point, the variance given for the observation at the same point."""
+        """The given variance of the observation at each test point."""
         given = self.noise
         if given.size(-1) == 1:
             return self.noise_covar(shape=shape)
@@ -261,8 +263,8 @@ class GappyGridLikelihood(GaussianLikelihood):
             return DiagLinearOperator(variances.expand(*shape[:-1], shape[-1]))
         if where is None or bool((where < 0).any()):
             raise ValueError(
-                "noise: variances were given for the observations only, and a test point is not one of them; expected "
-                "likelihood(posterior, noise=...) with one for each test point"
+                "noise: got variances for the observations only, and a test point without an observation; expected "
+                "likelihood(posterior, noise=...) with one variance for each test point"
             )
         return DiagLinearOperator(given[..., where].expand(*shape[:-1], shape[-1]))
 
@@ -276,12 +278,12 @@ def _points(covariance: LinearOperator | None, params: tuple[Any, ...]) -> GridP
         return GridPoints(covariance.points.x)  # type: ignore[union-attr]
     given = params[0][0] if params and isinstance(params[0], list | tuple) else params[0] if params else None
     if not torch.is_tensor(given):
-        raise ValueError("noise_axis: the points' levels are not known here; expected likelihood(f, x)")
+        raise ValueError("noise_axis: got a distribution without its points, expected likelihood(f, x)")
     return GridPoints(given)
 
 
 def _is_posterior(covariance: LinearOperator | None) -> bool:
-    """Whether it is the covariance of a posterior, or the zero that replaces it, which has an attribute `points`."""
+    """Whether it is the covariance of a posterior, or the zero operator in place of it. Both have `points`."""
     return isinstance(covariance, PosteriorCovarianceOperator | ZeroLinearOperator) and hasattr(covariance, "points")
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 class MarginalNormal(MultivariateNormal):
     """``N(m, K + D)`` with a covariance that computes its own solves and log-determinants.
 
-    ``gpytorch.settings.fast_computations.log_prob`` chooses between these and a dense N x N factorization. It is a
-    setting of the process, which importing BoTorch turns off. Here ``settings.logdet_method`` decides instead;
-    ``logdet_method("exact")`` asks for a dense log-determinant.
+    In GPyTorch, ``gpytorch.settings.fast_computations.log_prob`` chooses between these and a dense N x N factorization.
+    Importing BoTorch turns this setting off for the whole process. Here ``settings.logdet_method`` decides instead:
+    ``logdet_method("exact")`` computes a dense log-determinant.
     """
 
     def log_prob(self, value: Tensor) -> Tensor:

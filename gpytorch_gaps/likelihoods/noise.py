@@ -19,7 +19,7 @@ class GivenNoise(Noise):
     def forward(self, *params: Any, shape: torch.Size, **kwargs: Any) -> DiagLinearOperator:
         if self.noise.size(-1) not in (1, shape[-1]):
             raise ValueError(
-                f"noise: got variances of shape {tuple(self.noise.shape)} for {shape[-1]} points; expected one for "
+                f"noise: got variances of shape {tuple(self.noise.shape)} for {shape[-1]} points, expected one for "
                 "each observation, in the order of train_y; pass noise= for other points"
             )
         if self.noise.size(-1) == 1:

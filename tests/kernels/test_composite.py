@@ -553,6 +553,6 @@ def test_a_dense_product_beyond_the_memory_warns():
     kernel, _ = both("non-separable * grid")
     with (
         settings.prediction_memory(1000),
-        pytest.warns(ResourceWarning, match="formed densely.*beyond prediction_memory"),
+        pytest.warns(ResourceWarning, match="stored densely.*more than prediction_memory"),
     ):
         kernel(TRAIN).to_dense()

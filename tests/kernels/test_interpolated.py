@@ -170,10 +170,10 @@ def test_sums_are_ours_and_keep_the_grid_kernel_beside_them():
 REFUSED = {
     "no kernel": (lambda: preconditioned_ski("RBF"), "got str"),
     "none inside": (lambda: preconditioned_ski(ScaleKernel(RBFKernel())), "GridInterpolationKernel inside"),
-    "in a product": (lambda: preconditioned_ski(ski(RBFKernel()) * RBFKernel()), "inside of ProductKernel"),
+    "in a product": (lambda: preconditioned_ski(ski(RBFKernel()) * RBFKernel()), "inside the kernel ProductKernel"),
     "in a structure": (
         lambda: preconditioned_ski(AdditiveStructureKernel(ski(RBFKernel(), [9], grid_bounds=((0.0, 1.0),)), 2)),
-        "inside of AdditiveStructureKernel",
+        "inside the kernel AdditiveStructureKernel",
     ),
     "few places": (lambda: preconditioned_ski(ski(RBFKernel(), (5, 9))), "at least 6 places"),
     "a sum": (lambda: preconditioned_ski(ski(RBFKernel() + MaternKernel())), r"AdditiveKernel on 2 columns.*a sum is"),

@@ -189,7 +189,7 @@ def test_an_unknown_level_is_refused():
     likelihood = per_level()
     model, x = model_of(likelihood), unknown_level()
     latent = posterior(model, x)
-    message = re.escape("noise_axis: test point 4 has [2.0, 1.5] there, a level without a noise of its own")
+    message = re.escape("noise_axis: got [2.0, 1.5] at test point 4, which has no noise; expected levels of the grid")
     for do in (
         lambda: likelihood(latent),
         lambda: likelihood(latent, x),
@@ -208,7 +208,7 @@ def test_points_that_are_not_known_are_asked_for():
     likelihood = per_level()
     elsewhere = MultivariateNormal(torch.zeros(27).double(), torch.eye(27).double())
     for do in (lambda: likelihood(elsewhere), lambda: likelihood(torch.zeros(27).double())):
-        with pytest.raises(ValueError, match=r"levels are not known here; expected likelihood\(f, x\)"):
+        with pytest.raises(ValueError, match=r"got a distribution without its points, expected likelihood\(f, x\)"):
             do()
     assert torch.allclose(likelihood(elsewhere, GRID.points()).variance, 1 + LEVELS.repeat(9))
     assert torch.allclose(likelihood(elsewhere, [GRID.points()]).variance, 1 + LEVELS.repeat(9))
@@ -257,7 +257,7 @@ def test_levels_in_sums_and_products(combine):
     if combine != "times a kernel of all columns":
         assert torch.allclose(diagonal_of(likelihood(latent), latent), LEVELS.repeat(9))
         return
-    with pytest.raises(ValueError, match=r"not known here; expected likelihood\(f, x\)"):
+    with pytest.raises(ValueError, match=r"without its points, expected likelihood\(f, x\)"):
         likelihood(latent)  # a covariance that was formed densely has forgotten its points
 
 
@@ -337,7 +337,7 @@ def test_given_noise_elsewhere_is_refused():
     for x in (GRID.points(), dense.randn(4, 3), same_number, torch.cat([TRAIN, dense.randn(1, 3)])):
         latent = posterior(model, x)
         with pytest.raises(
-            ValueError, match=r"a test point is not one of them; expected likelihood\(posterior, noise="
+            ValueError, match=r"a test point without an observation; expected likelihood\(posterior, noise="
         ):
             likelihood(latent)
         override = torch.linspace(1, 2, len(x)).double()
@@ -370,7 +370,7 @@ def test_given_noise_in_a_batch():
 def test_given_noise_of_another_number():
     likelihood = GappyGridLikelihood(given()[:5])
     model = model_of(likelihood)
-    with pytest.raises(ValueError, match=rf"noise: got variances of shape \(5,\) for {len(Y)} points; expected one"):
+    with pytest.raises(ValueError, match=rf"noise: got variances of shape \(5,\) for {len(Y)} points, expected one"):
         likelihood(model(TRAIN))
 
 

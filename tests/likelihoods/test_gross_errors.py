@@ -174,7 +174,7 @@ def test_what_cannot_be_weighed_is_refused():
     with pytest.raises(ValueError, match="robust: got 1, expected True"):
         gaps.GappyGridLikelihood(robust=1)
     model, _ = model_of(field()[1])
-    with pytest.raises(ValueError, match="model: got one with another likelihood"):
+    with pytest.raises(ValueError, match="model: got a model with another likelihood"):
         gaps.GappyGridLikelihood(robust=True).weigh(model)
     plain, _ = model_of(field()[1], robust=False)
     with pytest.raises(ValueError, match="robust: got False, expected a GappyGridLikelihood"):
