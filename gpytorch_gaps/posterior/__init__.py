@@ -1,4 +1,4 @@
-"""What comes after conditioning: means, variances, draws and scores of an ordinary ``ExactGP`` on a grid."""
+"""Predictions of an ordinary ``ExactGP`` on a grid: means, variances, draws and scores."""
 
 from gpytorch_gaps.posterior.covariance import NoisyPosteriorCovarianceOperator, PosteriorCovarianceOperator
 from gpytorch_gaps.posterior.strategy import GappyGridPredictionStrategy

@@ -1,4 +1,4 @@
-"""``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior, computed when and as far as it is needed."""
+"""``K_** - K_*X (K_XX + D)^-1 K_X*``: the covariance of a posterior. Only what is needed is computed."""
 
 from typing import Any
 
@@ -19,21 +19,21 @@ from gpytorch_gaps.reports import also_record_to, one_report
 from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import full_float32
 
-_FEW_POINTS = 8  # up to here draws use a dense root: a solve per point costs no more than a draw may
+_FEW_POINTS = 8  # draws at so few points use a dense root: it takes one solve per point
 
 
 class PosteriorCovarianceOperator(LinearOperator):
     """The posterior covariance ``K_** - K_*X (K_XX + D)^-1 K_X*`` of Q points, given N observations.
 
-    ``model(x).lazy_covariance_matrix`` is one. Its diagonal is computed by ``settings.variance_method``, its draws by
-    conditioning draws of the prior: no matrix of size Q x N is held. All of it follows the configuration that the
-    operator was made with, and is reported to the records that were active then.
+    ``model(x).lazy_covariance_matrix`` is one. Its diagonal is computed by ``settings.variance_method``. Draws are
+    draws of the prior, conditioned on the data. No matrix of size Q x N is stored. The operator keeps the configuration
+    of its creation, and reports to the records that were active then.
 
-    :param prior: K_**, which may still be lazy. shape (*batch, Q, Q).
+    :param prior: K_**, evaluated or lazy, shape (*batch, Q, Q).
     :param cross: K_*X, shape (*batch, Q, N).
     :param train: K_XX + D, shape (*batch, N, N).
-    :param config: how to solve; default: the current settings.
-    :param points: where the Q points lie.
+    :param config: configuration of the solves. Default: the current settings.
+    :param points: coordinates and cells of the Q points.
 
     >>> from linear_operator.operators import DenseLinearOperator
     >>> prior, cross, train = (DenseLinearOperator(torch.tensor([[value]])) for value in (1.0, 1.0, 2.0))
@@ -58,7 +58,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         self.parts, self.config = PosteriorParts(prior, cross, train, config, points), config
 
     def in_current_settings(self) -> "PosteriorCovarianceOperator":
-        """The same covariance, computed by the settings that are current now."""
+        """The same covariance, computed with the current settings."""
         parts = self.parts
         return PosteriorCovarianceOperator(parts.prior, parts.cross, parts.train, points=parts.points)
 
@@ -78,7 +78,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         return self.parts.prior.shape
 
     def _transpose_nonbatch(self) -> "PosteriorCovarianceOperator":
-        # it is symmetric, but the gradient of the prior is not: it is transposed too
+        # its value is symmetric, but the gradient of the prior must be transposed
         parts = self.parts
         return PosteriorCovarianceOperator(parts.prior.mT, parts.cross, parts.train, self.config, self.points)
 
@@ -106,7 +106,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         """The variances, and the draws that they are estimated from.
 
         :return: variances, shape (*batch, Q), and draws minus the mean, shape (n, *batch, Q). None in place of draws
-            where variances are exact, and where the draws of some points were made apart from those of others.
+            if variances are exact, or if the points were processed in several parts with separate draws.
         """
         made: list[Tensor] = []
         with also_record_to(self.config.records):
@@ -130,7 +130,7 @@ class PosteriorCovarianceOperator(LinearOperator):
             columns = to_dense(parts.cross).mT
             variances = prior.diagonal(dim1=-2, dim2=-1).detach()
             weights = parts.observed.solve_for_variances(columns, variances, parts.num_points)[0].to(self.dtype)
-            # a'G - a'Aa / 2 and its transpose: A is symmetric, and so must its gradient be
+            # a'G - a'Aa / 2 and its transpose: A is symmetric, so its gradient is made symmetric
             half = weights.mT @ (columns - 0.5 * (parts.train @ weights))
             return prior - (half + half.mT)
 
@@ -140,9 +140,9 @@ class PosteriorCovarianceOperator(LinearOperator):
     def zero_mean_mvn_samples(
         self, num_samples: int, generator: torch.Generator | None = None, noise: Tensor | None = None
     ) -> Tensor:
-        """Exact, reparametrized draws: by conditioning draws of the prior or, at a few points, by a dense root.
+        """Exact, reparametrized draws: conditioned draws of the prior or, at a few points, draws by a dense root.
 
-        Which of the two depends on the points alone, so that the first draws do not depend on how many follow.
+        The choice depends only on the points, so that the first draws do not depend on the number of draws.
 
         :param num_samples: the number of draws.
         :param generator: source of the random numbers; default: torch's global random state.
@@ -166,7 +166,7 @@ class PosteriorCovarianceOperator(LinearOperator):
         return kernel_root(self.to_dense())[0]
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """A root by Cholesky, whatever the size: a Lanczos root loses a third of the variance."""
+        """A root by Cholesky for all sizes: a Lanczos root loses a third of the variance."""
         return super().root_decomposition(method=method or "cholesky")
 
 
@@ -174,7 +174,7 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
     """``K_** - K_*X (K_XX + D)^-1 K_X* + D_*``: the posterior covariance of new observations, with their noise.
 
     ``likelihood(model(x)).lazy_covariance_matrix`` is one. Variances and draws are those of the posterior plus noise.
-    It is made of a :class:`PosteriorCovarianceOperator` and a diagonal operator, as any ``AddedDiagLinearOperator``.
+    Like any ``AddedDiagLinearOperator``, it is a sum: a :class:`PosteriorCovarianceOperator` plus a diagonal operator.
 
     >>> from linear_operator.operators import DenseLinearOperator, DiagLinearOperator
     >>> prior, cross, train = (DenseLinearOperator(torch.tensor([[value]])) for value in (1.0, 1.0, 2.0))
@@ -193,7 +193,7 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
         if isinstance(function, PosteriorCovarianceOperator):  # the same points as rows and as columns
             noise = self._diag_tensor._diagonal()[(*batch_indices, row_index)]
             return type(self)(function, DiagLinearOperator(noise))
-        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)  # elsewhere, a plain block
+        return LinearOperator._getitem(self, row_index, col_index, *batch_indices)  # otherwise, a plain block
 
     def zero_mean_mvn_samples(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws of the posterior plus draws of the noise. shape: (num_samples, *batch, Q)"""
@@ -201,5 +201,5 @@ class NoisyPosteriorCovarianceOperator(AddedDiagLinearOperator):
         return posterior.zero_mean_mvn_samples(num_samples, generator, noise=self._diag_tensor._diagonal())
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """A root by Cholesky, whatever the size."""
+        """A root by Cholesky for all sizes."""
         return super().root_decomposition(method=method or "cholesky")

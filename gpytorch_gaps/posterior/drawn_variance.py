@@ -1,24 +1,25 @@
-"""Variances from draws, which cover only what a regression on the nearest observations leaves.
+"""Variances from draws, with a regression on the nearest observations as a control variate.
 
-For a point of value f, ``b'y_J`` is its regression on the most correlated observations J. It leaves the known variance
-t: see :mod:`gpytorch_gaps.posterior.regressions`. The posterior mean ``mu = g'A^-1 y`` explains more. For draws of f
-and y from the prior,
+For a point with value f, ``b'y_J`` is its regression on the most correlated observations J. Its residual variance t is
+known: see :mod:`gpytorch_gaps.posterior.regressions`. The posterior mean ``mu = g'A^-1 y`` explains more. For draws of
+f and y from the prior,
 
     d = f - mu          ``E d^2 = v``, the posterior variance
     h = mu - b'y_J      ``E h^2 = t - v``, since d is independent of all y
 
-are independent. Each gives an estimate of v. Together, weighted by their precision, those of n draws have the variance
-``(2 / n) v^2 (t - v)^2 / (v^2 + (t - v)^2)``: where neighbours say nearly all, next to nothing. On no neighbours b = 0,
-and t is the prior variance.
+are independent. Each gives an estimate of v. Their mean over n draws, weighted by precision, has the variance
+``(2 / n) v^2 (t - v)^2 / (v^2 + (t - v)^2)``. This is small if the neighbours explain nearly all that the observations
+explain. Without neighbours, b = 0 and t is the prior variance.
 
-**Whether to draw.** At some pilots, points picked at random, ``t - v`` is known: see
-:mod:`gpytorch_gaps.posterior.pilots`. Where it is at most 2 % of t at nearly all of them, as along most long series,
-nothing is drawn. The variances are then t, which is never too small. The stated error is the share of t that ``t - v``
-takes at most, at nearly all pilots.
+**Whether to draw.** At the pilots, a few points picked at random, ``t - v`` is estimated: see
+:mod:`gpytorch_gaps.posterior.pilots`. If it is at most 2 % of t at nearly all of them, as along most long series, there
+are no draws. The variances are then t, which is never too small. The reported error is the largest ratio
+``(t - v) / t`` at nearly all pilots.
 
-**Solves.** A solution with ``A a = y - r`` is exact for ``y - r``. With ``mu = g'a + b'r_J``, d and h are therefore off
-by ``w'r`` for ``w = A^-1 g - b``, the weights of ``h = w'y``, and ``(w'r)^2 <= w'Dw r'D^-1 r <= (t - v) r'D^-1 r``.
-Without neighbours it is also at most ``v r'D^-1 r``: see :mod:`gpytorch_gaps.solvers.goal`.
+**Solves.** A solution with ``A a = y - r`` is exact for ``y - r``. With ``mu = g'a + b'r_J``, the error of d and h is
+therefore ``w'r`` for ``w = A^-1 g - b``, the weights of ``h = w'y``, and
+``(w'r)^2 <= w'Dw r'D^-1 r <= (t - v) r'D^-1 r``. Without neighbours it is also at most ``v r'D^-1 r``: see
+:mod:`gpytorch_gaps.solvers.goal`.
 """
 
 import math
@@ -34,18 +35,18 @@ from gpytorch_gaps.posterior.regressions import Regressions, regressions
 from gpytorch_gaps.posterior.train_covariance import has_float64_entries
 from gpytorch_gaps.reports import ApproximateVarianceWarning, VarianceReport, one_report
 
-ASKED_FOR = "asked for"  # the reason of a method that the settings name
-# Relative errors of variances, half of them and nearly all, up to which nobody is warned: those of standard deviations
-# are half as large, and less than what uncertain length-scales and noise make of them.
+ASKED_FOR = "asked for"  # the reason for a method that the settings name
+# Relative errors of variances that cause no warning: of half of them, and of nearly all. The relative errors of
+# standard deviations are half as large, and smaller than the effect of uncertain length-scales and noise.
 _UNREMARKABLE = {0.5: 0.02, 0.95: 0.2}
-# Nothing is drawn where t is right to this share of itself, 1 % of a standard deviation, at all pilots but so many.
+# No draws if the relative error of t is below the first number (1 % of a standard deviation), except at a few pilots.
 _NEGLIGIBLE, _MOST_WORSE = 0.02, 0.03
 
 
 def quantile_of_draws(count: int) -> float:
-    """The relative error that 95 % of estimates ``mean of z^2`` over so many draws stay within.
+    """The relative error that is not exceeded by 95 % of the estimates ``mean of z^2`` over `count` draws.
 
-    It is 1.96 standard errors for many draws, and more for few, since the standard error itself is estimated.
+    It is 1.96 standard errors for many draws. For few it is larger, because the standard error itself is estimated.
     """
     return (2.0 + 14.0 / count) * math.sqrt(2.0 / count)
 
@@ -53,17 +54,17 @@ def quantile_of_draws(count: int) -> float:
 def drawn_variance(
     parts: PosteriorParts, reason: str, made: list[Tensor] | None = None
 ) -> tuple[Tensor, VarianceReport]:
-    """Estimates from draws, with a warning where draws were not asked for.
+    """Estimates from draws, with a warning if the settings do not ask for draws.
 
     :param reason: why the variances are not exact.
-    :param made: where the draws minus the mean are put, which are then made in any case. shape: (*batch, Q, n)
+    :param made: receives the draws minus the mean. If it is given, draws are always made. shape: (*batch, Q, n)
     """
     local, count = _regressions(parts), parts.config.variance_samples
     if local.rows.numel() and made is None:
         beyond, number = _share_beyond(pilots(parts, local))
         if beyond <= _NEGLIGIBLE:
             error = beyond * local.left + _rounding(parts, local)
-            why = f"{reason}; neighbours leave at most {beyond:.1%} of them, judged by {number} points"
+            why = f"{reason}; neighbours leave at most {beyond:.1%} of them, estimated at {number} points"
             return local.left, VarianceReport("pathwise", error, 0.0, reason=why)
     kept: list[Tensor] | None = None if made is None else []
     left, of_mean, missed = _moments(parts, local, count, kept)
@@ -82,7 +83,7 @@ def drawn_variance(
 
 
 def _regressions(parts: PosteriorParts) -> Regressions:
-    """Those of points at cells of the training grid; where gradients are wanted, and elsewhere, on no neighbours."""
+    """Regressions on neighbours at cells of the training grid. With gradients, and at other points: on nothing."""
     prior = parts.prior_variance()
     if parts.cells is None or parts.differentiated:
         return Regressions.on_nothing(prior)
@@ -94,8 +95,8 @@ def _moments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Means of ``d^2``, ``h^2`` and ``r'D^-1 r`` over draws.
 
-    :param kept: where d is put, of a few draws at a time. shape (*batch, Q, n)
-    :return: shape (*batch, Q) twice, (*batch, 1)
+    :param kept: receives d, a few draws at a time. shape (*batch, Q, n)
+    :return: shapes (*batch, Q), (*batch, Q) and (*batch, 1)
     """
     left, of_mean = torch.zeros_like(local.left), torch.zeros_like(local.left)
     missed = torch.zeros_like(local.left[..., :1])
@@ -109,7 +110,7 @@ def _moments(
             beyond = explained - local.fitted(observed)
             if draws.residual is not None and regressed:
                 explained = explained + local.fitted(draws.residual)
-            # squares in small units need float64
+            # float64, because squares of values in small units would underflow
             deviation = draws.tested.double() - explained
             if kept is not None:
                 kept.append(deviation)
@@ -119,14 +120,14 @@ def _moments(
 
 
 def _combined(known: Tensor, left: Tensor, of_mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Both estimates of v weighted by their precision, and the weight of the first.
+    """The mean of both estimates of v, weighted by precision, and the weight of the first.
 
     :param known: t.
     :param left: means of ``d^2``, estimates of v.
     :param of_mean: means of ``h^2``, estimates of ``t - v``.
     """
     with torch.no_grad():
-        first = left / (left + of_mean).clamp_min(torch.finfo(torch.float64).tiny)  # of t
+        first = left / (left + of_mean).clamp_min(torch.finfo(torch.float64).tiny)  # v / t
         share = (1.0 - first).square() / (first.square() + (1.0 - first).square())
     variance = share * left + (1.0 - share) * (known - of_mean)
     return variance.clamp_min(0.0).minimum(known), share
@@ -139,14 +140,14 @@ def _spread(variance: Tensor, rest: Tensor) -> Tensor:
 
 
 def _share_beyond(found: Pilots) -> tuple[float, int]:
-    """The share of t that ``t - v`` takes at most, at nearly all of so many pilots."""
+    """The largest ratio ``(t - v) / t`` at nearly all pilots, and the number of pilots."""
     at_most = (found.beyond + found.off) / found.left.clamp_min(torch.finfo(torch.float64).tiny)
     nearly_all = math.ceil((1.0 - _MOST_WORSE) * len(at_most))
     return float(at_most.kthvalue(nearly_all).values), len(at_most)
 
 
 def _rounding(parts: PosteriorParts, local: Regressions) -> Tensor:
-    """What rounding of ``t = k - 2 b'g + b'(K_JJ + D_J) b`` may amount to. shape: (*batch, Q)"""
+    """A bound on the rounding error of ``t = k - 2 b'g + b'(K_JJ + D_J) b``. shape: (*batch, Q)"""
     exact = parts.observed.has_float64_entries and has_float64_entries(parts.cross)
     eps = torch.finfo(torch.float64 if exact else parts.dtype).eps
     largest = parts.train._diagonal().detach().double().amax(-1, keepdim=True)
@@ -155,7 +156,7 @@ def _rounding(parts: PosteriorParts, local: Regressions) -> Tensor:
 
 
 def _in_noise(parts: PosteriorParts, residual: Tensor) -> Tensor:
-    """``r'D^-1 r``; without noise, where residuals bound nothing, their squared tolerance. shape: (*batch, n)"""
+    """``r'D^-1 r``. Without noise, residuals give no bound; then the squared tolerance. shape: (*batch, n)"""
     if bool((parts.train._diag_tensor._diagonal() > 0).all()):
         return parts.observed.variance_error(residual)
     return torch.full_like(residual[..., 0, :], parts.config.tolerance**2)

@@ -1,17 +1,17 @@
-"""Entries of ``A^-1``, ``A = K_XX + D``, from which observations that are left out are predicted.
+"""Entries of ``A^-1``, ``A = K_XX + D``. They give predictions of observations that are left out.
 
-The diagonal, ``c_i = (A^-1)_ii``, has three forms:
+The diagonal, ``c_i = (A^-1)_ii``, is computed in one of three ways:
 
-In closed form   ``c_i = (1 - v_i / D_ii) / D_ii`` with the posterior variance v_i of a kernel of low rank, where the
-                 difference keeps its digits.
-By solves        ``c_i = 2 a_i - a'Aa`` with ``A a = e_i``: an error of a enters squared.
-From draws       of w, with covariance A, and ``u = A^-1 w``, with covariance A^-1. For the residual
-                 ``r_i = w_i - b'w_J`` of any regression on a few neighbours J, of variance t,
+In closed form   ``c_i = (1 - v_i / D_ii) / D_ii`` with the posterior variance v_i of a kernel of low rank, if the
+                 difference does not cancel too many digits.
+By solves        ``c_i = 2 a_i - a'Aa`` with ``A a = e_i``. The error is quadratic in that of a.
+From draws       w with covariance A, and ``u = A^-1 w``, which has covariance A^-1. For the residual
+                 ``r_i = w_i - b'w_J`` of any regression on a few neighbours J, with variance t,
 
                      c_i = 1 / t + E (u_i - r_i / t)^2
 
-                 since u_i has covariance one with w_i and none with the others. It is positive by construction, and
-                 far better than ``E u_i^2``: only what neighbours do not explain is estimated.
+                 since the covariance of u_i is one with w_i and zero with the others. This is always positive, and far
+                 more accurate than ``E u_i^2``: only the part that neighbours do not explain is estimated.
 """
 
 import math
@@ -36,12 +36,12 @@ _CLOSED_FORM_ERROR = 1e-4  # relative error up to which the closed form is used
 
 @full_float32()
 def inverse_diagonal(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    """``c = diag(A^-1)`` in float64, shape (*batch, N), and a report of the variances ``1 / c_i``.
+    """``c = diag(A^-1)`` in float64, shape (*batch, N), and a report on the variances ``1 / c_i``.
 
-    ``config.variance_method`` decides between solves and draws; "low_rank" is not accurate enough here and is
-    treated as "auto".
+    ``config.variance_method`` chooses between solves and draws. "low_rank" is not accurate enough here, and is treated
+    as "auto".
 
-    :param parts: parts of the posterior at the observations themselves.
+    :param parts: parts of the posterior at the observations.
     """
     started, method = time.perf_counter(), parts.config.variance_method
     kind, samples, reason = "exact", 0, ASKED_FOR
@@ -61,7 +61,7 @@ def inverse_diagonal(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 
 
 def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor]:
-    """The closed form and its relative error, infinite where there is none. shape: (*batch, N) each"""
+    """The closed form and its relative error. Without a closed form, the error is infinite. shape: (*batch, N) each"""
     noise = parts.train._diag_tensor._diagonal().double()
     found = closed_form(parts) if closed else None
     if found is None:
@@ -72,9 +72,9 @@ def _without_solves(parts: PosteriorParts, closed: bool) -> tuple[Tensor, Tensor
 
 
 def _by_solves(parts: PosteriorParts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries of some rows, and a bound on their relative error: ``r'A^-1 r <= |r|^2 / s2`` over ``c >= 1 / A_ii``.
+    """The entries of some rows, and a bound on their relative error. shape: (*batch, rows) each
 
-    shape: (*batch, rows) each
+    The bound is that of ``r'A^-1 r <= |r|^2 / s2``, divided by ``1 / A_ii <= c``.
     """
     train, found, errors = parts.train, [], []
     least = train._diag_tensor._diagonal().double().amin(-1, keepdim=True)
@@ -97,7 +97,7 @@ def inverse_block(parts: PosteriorParts, rows: Tensor) -> Tensor:
 
 
 def _solved_units(parts: PosteriorParts, rows: Tensor, tolerance: float) -> Iterator[tuple[Tensor, Solved]]:
-    """Unit vectors ``e_i`` of some observations, and ``A^-1 e_i``, some at a time. shape: (*batch, N, q)"""
+    """Unit vectors ``e_i`` of the given observations, and ``A^-1 e_i``, in chunks. shape: (*batch, N, q)"""
     train, config = parts.train, parts.observed.config_for(len(rows), tolerance)
     for chunk in chunks(len(rows), parts.columns_at_once(), "observations left out", unit="observation"):
         some = rows[chunk]
@@ -110,7 +110,7 @@ def _solved_units(parts: PosteriorParts, rows: Tensor, tolerance: float) -> Iter
 
 
 def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
-    """Estimates, and the relative error that 95 % of them stay within. shape: (*batch, N) each"""
+    """Estimates, and the relative error that 95 % of them do not exceed. shape: (*batch, N) each"""
     train, memory = parts.train, parts.config.memory
     variance = train._linear_op._diagonal().double() + train._diag_tensor._diagonal().double()
     local = regressions(train, train._linear_op, variance, None, memory)
@@ -127,8 +127,8 @@ def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
             rest += beyond.square().sum(-1) / count
             missed += (solved.residual.square() / noise).mean(-2).sum(-1, keepdim=True) / count
     diagonal = 1.0 / local.left + rest
-    share = rest / diagonal  # the part that is estimated
-    # a residual r of a solve moves u_i by no more than sqrt(c_i r'D^-1 r), of which each observation takes its share
+    share = rest / diagonal  # the estimated part
+    # a residual r of a solve changes u_i by at most sqrt(c_i r'D^-1 r); `missed` is the mean over observations
     of_solves = 2.0 * (share * missed).sqrt() + missed + parts.config.tolerance
     # predictions use 1 / c, whose mean is higher by the square of the standard error
     return diagonal / (1.0 - 2.0 / count * share.square()), quantile_of_draws(count) * share + of_solves

@@ -2,13 +2,13 @@
 
 A covariance is a sum of terms, and a draw is a sum of independent draws. For ``K = (x) K_i`` with ``K_i = R_i R_i'``:
 
-    test points on the grid        f = (x) R_i z holds both
-    on blocks of axes              the root of a torus, by FFT; rows of it are the observations and the test points
-    on a grid of their own         R_i of ``[[K_i(a, a), K_i(a, t)], [K_i(t, a), K_i(t, t)]]``: its rows a give the
-                                   observations, its rows t the test points, from the same z
-    scattered                      f_* = B z + w, with B[q] = (x) K_i(x_q, a) R_i^+' the part of a point that the grid
-                                   determines, and w with the remaining covariance ``K_** - B B'``
-    low-rank terms                 R z, with their own root at both
+    test points on the grid        f = (x) R_i z contains both
+    on blocks of axes              the root of a torus, by FFT; its rows are the observations and the test points
+    on a grid of their own         R_i of ``[[K_i(a, a), K_i(a, t)], [K_i(t, a), K_i(t, t)]]``: with the same z, its
+                                   rows a give the observations and its rows t the test points
+    scattered                      f_* = B z + w. B[q] = (x) K_i(x_q, a) R_i^+' is the part of a point that the grid
+                                   determines, and w has the remaining covariance ``K_** - B B'``
+    low-rank terms                 R z, with the same z for both
     others                         a dense root of the joint covariance
 
 All roots are exact and differentiable.
@@ -38,26 +38,26 @@ from gpytorch_gaps.utils.tensors import same_values
 
 _GridOperator = SelectedKroneckerOperator | InterpolatedKroneckerOperator
 
-_MOST_NUMBERS_PER_CELL = 4  # standard normal numbers of one draw
-_DETERMINED = 1e-10  # of the prior variance: rounding may leave so much of a point that the grid determines
+_MOST_NUMBERS_PER_CELL = 4  # standard normal numbers per cell for one draw
+_DETERMINED = 1e-10  # a remaining variance below this fraction of the prior's counts as rounding
 
 
 class _Term(Protocol):
-    sizes: list[int]  # of the standard normal numbers that one draw takes
+    sizes: list[int]  # how many standard normal numbers each part of one draw takes
 
     def draw(self, *normals: Tensor) -> tuple[Tensor, Tensor]:
-        """At the observations and at the test points. shape: (*batch, size, n) each -> (*batch, N or Q, n)"""
+        """Draws at the observations and at the test points. shape: (*batch, size, n) each -> (*batch, N or Q, n)"""
 
 
 def normal_columns(
     sizes: Sequence[int], count: int, like: LinearOperator, generator: torch.Generator | None = None
 ) -> list[Tensor]:
-    """Standard normal numbers of `count` draws, generated one draw after the other.
+    """Standard normal numbers for `count` draws, generated one draw after the other.
 
-    The first draws therefore do not depend on how many follow.
+    The first draws therefore do not depend on `count`.
 
-    :param sizes: numbers of each part of a draw.
-    :param like: an operator with their batch shape, precision and device.
+    :param sizes: how many numbers each part of a draw takes.
+    :param like: an operator with the batch shape, precision and device of the result.
     :return: one tensor for each size. shape: (*batch, size, count)
     """
     kind: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "generator": generator}
@@ -66,12 +66,12 @@ def normal_columns(
 
 
 class JointDraws:
-    """Joint draws, of mean zero, of noisy observations and of the function at test points.
+    """Joint draws, with mean zero, of noisy observations and of the function at test points.
 
-    :param prior: K_**, evaluated. shape (*batch, Q, Q).
-    :param cross: K_*X, likewise. shape (*batch, Q, N).
-    :param train: K_XX + D. shape (*batch, N, N).
-    :param cells: of the training grid, if all test points are on it. shape (Q,).
+    :param prior: K_**, evaluated, shape (*batch, Q, Q).
+    :param cross: K_*X, evaluated, shape (*batch, Q, N).
+    :param train: K_XX + D, shape (*batch, N, N).
+    :param cells: cells of the test points, if all of them lie on the training grid, shape (Q,).
     :param memory: bytes that a dense root may take.
     """
 
@@ -88,13 +88,13 @@ class JointDraws:
                 terms = [_term(here, across, there, cells, memory) for here, across, there in zip(*parts, strict=True)]
             else:
                 terms = [_Dense(prior, cross, train._linear_op, memory)]
-        else:  # its noise is not separate, and need not be
+        else:  # the noise is part of the matrix, and need not be separate
             terms = [_Dense(prior, cross, train, memory)]
         self._terms = terms
 
     @property
     def size(self) -> int:
-        """How many numbers make one draw."""
+        """How many standard normal numbers one draw takes."""
         return self._batch.numel() * sum(self.sizes)
 
     @property
@@ -104,7 +104,7 @@ class JointDraws:
         return own if self._noise is None else [*own, self._noise.size(-1)]
 
     def draw(self, normals: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Draws made of standard normal numbers of these sizes. shape: (*batch, size, count) each
+        """Draws from given standard normal numbers. shape: (*batch, size, count) each
 
         :return: y_X and f_*. shape: (*batch, N, count) and (*batch, Q, count)
         """
@@ -136,7 +136,7 @@ def _term(
         if tested and isinstance(cross, SelectedKroneckerOperator) and against:
             alike = prior.row_shape == cross.row_shape and same_values(prior.row_index, cross.row_index)
             here = cells is not None and same_values(prior.row_index, cells)
-            # cells of a part of the training grid are those of the whole only in their own covariance
+            # test points on a part of the training grid have other cells in `cross`
             if prior.row_shape == train.row_shape and (here or not alike):
                 return _OnGrid(prior, train)
             if alike and all(map(has_two_roots, train.factors, cross.factors, prior.factors)):
@@ -153,7 +153,7 @@ def _term(
 
 
 def _share_root(prior: RootLinearOperator, cross: LinearOperator, train: RootLinearOperator) -> bool:
-    """Whether both roots have the same features, as those of a linear kernel do: ``R_* R_X' = K_*X``."""
+    """Whether both roots have the same features, ``R_* R_X' = K_*X``, as with a linear kernel."""
     if prior.root.size(-1) != train.root.size(-1):
         return False
     some = slice(0, 8)
@@ -167,11 +167,11 @@ def _against(cross: SelectedKroneckerOperator | KhatriRaoOperator, train: Select
 
 
 class _OnGrid:
-    """The process on the grid, at cells of it or interpolated."""
+    """The process on the grid, at cells or interpolated."""
 
     def __init__(self, prior: _GridOperator, train: _GridOperator) -> None:
         self._train, self._test, self._rotations = train, prior, None
-        # factors of the prior: those of the observations may be detached
+        # use the factors of the prior: those of the observations may be detached
         if all_dense(prior.factors):
             self._roots: list[Factor] = [kernel_root(factor)[0].to(train.dtype) for factor in prior.factors]
             self._rotations = _rotations(self._roots)
@@ -211,7 +211,7 @@ class _OnTwoGrids:
         self._train_roots = [root[..., :size, :] for root, size in zip(roots, sizes, strict=True)]
         self._test_roots = [root[..., size:, :] for root, size in zip(roots, sizes, strict=True)]
         numbers = math.prod(root.size(-2) for root in roots)
-        # where both grids differ on several axes, the product of all sizes may be far too large
+        # if the grids differ on several axes, the product of all sizes may be far too large
         few = numbers <= _MOST_NUMBERS_PER_CELL * (math.prod(train.row_shape) + math.prod(prior.row_shape))
         self._rotations = _rotations(roots) if few else None
         self.sizes = [numbers if few else math.prod(root.size(-1) for root in roots)]
@@ -266,12 +266,12 @@ class _Dense:
 
 
 def _rotations(roots: Sequence[Tensor]) -> list[Tensor]:
-    """``Q_r'`` of each root, which maps as many normal numbers as it has rows to as many as it has columns."""
+    """``Q_r'`` of each root. It maps one normal number per row of the root to one per column."""
     return [directions(root).mT for root in roots]
 
 
 def _remaining_root(prior: LinearOperator, known: Sequence[Tensor], memory: float) -> Tensor | None:
-    """A root of ``K_** - B B'``; None where the grid determines the points. shape: (*batch, Q, r)"""
+    """A root of ``K_** - B B'``; None if the grid determines the points. shape: (*batch, Q, r)"""
     variance = prior.diagonal(dim1=-1, dim2=-2).double()
     determined = torch.ones_like(variance)
     for table in known:
@@ -290,7 +290,7 @@ def _check_memory(what: str, rows: int, allowed: float) -> None:
     needed = 40.0 * rows**2
     if needed > allowed:
         raise ValueError(
-            f"sample: {what} take a dense matrix of {rows} x {rows}, {needed / 2**30:.1f} GiB with its root; expected "
-            f"no more than prediction_memory, {allowed / 2**30:.1f} GiB. Try: points on a grid, fewer points at a "
-            "time, or settings.prediction_memory(...)"
+            f"sample: {what} need a dense matrix of {rows} x {rows}, {needed / 2**30:.1f} GiB with its root; expected "
+            f"at most prediction_memory, {allowed / 2**30:.1f} GiB. Try: points on a grid, fewer points at a time, or "
+            "a larger settings.prediction_memory(...)"
         )

@@ -1,4 +1,4 @@
-"""Solutions for the last training data: the starting point of solves for changed data."""
+"""Solutions for the last training data. They are starting values of solves for changed data."""
 
 from collections.abc import Hashable
 
@@ -10,10 +10,11 @@ from gpytorch_gaps.utils.tensors import same_values
 
 
 class LastSolutions:
-    """Solutions ``(K_XX + D)^-1 y`` of the last two solver configurations; another method or tolerance starts at zero.
+    """Solutions ``(K_XX + D)^-1 y`` for the last two solver configurations.
 
-    Owned by a grid kernel, as ``kernel.solutions``, and lives as long as that kernel. Prediction strategies, which
-    GPyTorch discards when data or hyperparameters change, read and write it. Copies and pickles start empty.
+    A solve with another method or tolerance starts at zero. A grid kernel owns this object as ``kernel.solutions``.
+    Prediction strategies read and write it. GPyTorch discards those when data or hyperparameters change, but not the
+    kernel. Copies and pickles start empty.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class LastSolutions:
         if torch.broadcast_shapes(solution.shape[:-1], batch) != batch:
             return None
         rows = len(old_x)
-        if len(x) >= rows and same_values(old_x, x[:rows]):  # further observations, or none
+        if len(x) >= rows and same_values(old_x, x[:rows]):  # the same observations, or additional ones
             nothing = solution.new_zeros(*solution.shape[:-1], len(x) - rows)
             return torch.cat([solution, nothing], -1)
         old, new = grid.index_of(old_x), grid.index_of(x)

@@ -1,4 +1,4 @@
-"""What a posterior covariance ``K_** - K_*X A^-1 K_X*`` is made of, ``A = K_XX + D``, and its exact values."""
+"""The parts of a posterior covariance ``K_** - K_*X A^-1 K_X*``, ``A = K_XX + D``, and its exact values."""
 
 import copy
 import math
@@ -28,17 +28,17 @@ from gpytorch_gaps.solvers.config import SolveConfig
 from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.progress import with_bar
 
-_CPU_CACHE_NUMBERS = 2**21  # beyond these, products of several columns cost more than those of one at a time
-ROUNDINGS = 8.0  # units of rounding in a sum that cancels; at most three were found against longer arithmetic
+_CPU_CACHE_NUMBERS = 2**21  # with more numbers, products with several columns are slower than one column at a time
+ROUNDINGS = 8.0  # units of rounding in a sum that cancels; comparisons with longer arithmetic found at most three
 
 
 @dataclass(frozen=True)
 class PredictionPoints:
-    """Where the points of a prediction and the observations lie."""
+    """Coordinates of the points of a prediction and of the observations."""
 
     x: Tensor  # shape: (Q, D), the grid's columns
     train_x: Tensor  # shape: (N, D)
-    cells: Tensor | None  # of the training grid, if all points are on it. shape: (Q,)
+    cells: Tensor | None  # cells of the points, if all of them lie on the training grid. shape: (Q,)
 
     def at(self, index: Any) -> "PredictionPoints":
         return replace(self, x=self.x[index], cells=None if self.cells is None else self.cells[index])
@@ -46,7 +46,7 @@ class PredictionPoints:
 
 @dataclass(frozen=True)
 class PosteriorParts:
-    """K_**, K_*X and A, of one batch shape, how to solve with A, and where the points lie."""
+    """K_**, K_*X and A with one batch shape, the configuration of solves, and the points."""
 
     prior: LinearOperator  # shape: (*batch, Q, Q)
     cross: LinearOperator  # shape: (*batch, Q, N)
@@ -68,7 +68,7 @@ class PosteriorParts:
 
     @property
     def grid_train(self) -> NoisyGridOperator | None:
-        """A if it is an operator of ours, which has a system, eigenvectors and plans; None otherwise."""
+        """A if it is one of our operators, which has a system, eigenvectors and plans; None otherwise."""
         return self.train if isinstance(self.train, NoisyGridOperator) else None
 
     @cached_property
@@ -81,7 +81,7 @@ class PosteriorParts:
         return torch.is_grad_enabled() and any(op.requires_grad for op in (self.prior, self.cross, self.train))
 
     def at(self, index: Any, *batch_indices: Any) -> "PosteriorParts":
-        """The parts at some of the points."""
+        """The parts for a subset of the points."""
         train = self.train._getitem(_noop_index, _noop_index, *batch_indices) if batch_indices else self.train
         batch_indices = batch_indices or (_noop_index,) * len(self.prior.batch_shape)
         prior = self.prior._getitem(index, _noop_index, *batch_indices)[..., index]
@@ -91,16 +91,16 @@ class PosteriorParts:
     def prior_variance(self) -> Tensor:
         """The diagonal of K_** in float64. shape: (*batch, Q)"""
         prior = copy.copy(self.prior)
-        prior.__dict__.pop("_memoize_cache", None)  # it may hold rounded values, which other callers expect
+        prior.__dict__.pop("_memoize_cache", None)  # the cache may hold values that are rounded to float32
         with float64_entries():
             return prior.diagonal(dim1=-1, dim2=-2).double()
 
     # -- as much as memory allows ------------------------------------------------------------------------------------
 
     def pieces(self, for_draws: bool = False) -> Iterator["PosteriorParts"]:
-        """The parts at a few points at a time, evaluated, where the covariances of all scattered points exceed memory.
+        """The parts for a few points at a time, evaluated, if the covariances of all points exceed the memory.
 
-        :param for_draws: whether the points of a piece must also be few enough for joint draws.
+        :param for_draws: whether pieces must also be small enough for joint draws.
         """
         by_rows, memory = _rows_of(self.cross), self.config.memory
         size = math.sqrt(memory / 40.0)
@@ -116,10 +116,10 @@ class PosteriorParts:
             yield replace(part, prior=_evaluated(part.prior), cross=_evaluated(part.cross))
 
     def columns_at_once(self, more: int = 0) -> int:
-        """How many columns are solved for together.
+        """How many columns are solved for at once.
 
-        A solve holds about ten numbers per observation and column, which must fit into memory. On a CPU they must also
-        fit into its cache: columns of a large grid are faster one after the other.
+        A solve stores about ten numbers per observation and column, which must fit in memory. On a CPU, they must also
+        fit in its cache: on a large grid, single columns are faster.
 
         :param more: further numbers per column.
         """
@@ -130,7 +130,7 @@ class PosteriorParts:
         return int(max(1, min(by_memory, by_cache)))
 
     def _grid_numbers(self) -> int:
-        """Cells that a product with the covariance of the observations visits for one column."""
+        """Number of cells that a product with A visits for one column."""
         kernel = getattr(self.train, "_linear_op", None)
         shapes = [getattr(term, "row_shape", ()) for term in summands(kernel)] if kernel is not None else []
         return max(map(math.prod, shapes), default=1) * self.train.batch_shape.numel()
@@ -138,12 +138,12 @@ class PosteriorParts:
     # -- exact values --------------------------------------------------------------------------------------------------
 
     def explained_variance(self, rows: slice, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """``g' A^-1 g`` of some points, g a column of K_X*, and a bound on its error. shape: (*batch, q) each
+        """``g' A^-1 g`` for some points, g a column of K_X*, and a bound on its error. shape: (*batch, q) each
 
-        It is computed as ``2 a'g - a'Aa`` for weights a close to ``A^-1 g``: an error of a enters squared, where in
-        ``a'g`` it would exceed variances far below the prior's. This is also stationary in a, which therefore needs no
-        gradient. Rounding of the entries of K, and of sums of them, moves ``k - 2 a'g + a'Aa`` by about
-        ``eps (sqrt(k) + |a| sqrt(k_X))^2``.
+        It is computed as ``2 a'g - a'Aa`` for weights a close to ``A^-1 g``. Its error is quadratic in that of a. The
+        error of ``a'g`` is linear, and would exceed variances that are far below the prior variance. The expression is
+        stationary in a, so that a needs no gradient. Rounding of the entries of K, and of sums of them, changes
+        ``k - 2 a'g + a'Aa`` by about ``eps (sqrt(k) + |a| sqrt(k_X))^2``.
 
         :param prior: prior variances of all points.
         """
@@ -160,7 +160,7 @@ class PosteriorParts:
         return explained, self.observed.variance_error(residual) + ROUNDINGS * eps * terms.square()
 
     def explained_covariance(self) -> Tensor:
-        """``K_*X A^-1 K_X*``, a few columns at a time. Not differentiable. shape: (*batch, Q, Q)"""
+        """``K_*X A^-1 K_X*``, computed a few columns at a time. Not differentiable. shape: (*batch, Q, Q)"""
         found = []
         with one_report():
             for rows in chunks(self.num_points, self.columns_at_once(), "covariances"):
@@ -169,7 +169,10 @@ class PosteriorParts:
         return 0.5 * (explained + explained.mT)
 
     def solve_covariances(self, rows: slice = slice(None)) -> Tensor:
-        """``A^-1 K_X*`` of some points, solved more tightly, since its error enters as it is. shape: (*batch, N, q)"""
+        """``A^-1 K_X*`` for a subset of points. The tolerance is tighter, since the error of results is linear in its.
+
+        shape: (*batch, N, q)
+        """
         columns = to_dense(self.cross[..., rows, :]).mT.contiguous()
         tolerance = UNSQUARED_TOLERANCE * self.config.tolerance
         return self.observed.solve(columns, expected=self.num_points, tolerance=tolerance)
@@ -189,7 +192,7 @@ def chunks(count: int, size: int, what: str, unit: str = "point") -> Iterator[sl
 
 
 def _rows_of(cross: LinearOperator) -> list[KernelRowsOperator]:
-    """The terms of a covariance that are evaluated row by row although a grid is on their other side."""
+    """The terms of a covariance that are evaluated row by row, although their columns are on a grid."""
     bases = [getattr(term, "base_linear_op", term) for term in summands(cross)]
     return [op for op in bases if isinstance(op, KernelRowsOperator) and op.row_points is not None]
 

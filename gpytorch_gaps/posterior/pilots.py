@@ -1,17 +1,17 @@
-"""What regressions on neighbours leave to all other observations, found at a few points that are picked at random.
+"""How much all observations explain beyond regressions on neighbours, estimated at a few random points.
 
-The regression ``b'y_J`` of a value f leaves the variance t, all observations leave v: see
-:mod:`gpytorch_gaps.posterior.drawn_variance`. With ``e = g - A b``, the covariance of the observations with what the
-regression leaves of f,
+The regression ``b'y_J`` of a value f has the residual variance t; the posterior variance is v: see
+:mod:`gpytorch_gaps.posterior.drawn_variance`. With ``e = g - A b``, the covariance of the observations with the
+residual of the regression,
 
     ``t - v = e'A^-1 e``
 
-One solve serves many pilots i, with random signs ``s_i = +-1``. For ``A u = sum_j s_j e_j``,
+One solve is enough for many pilots i, with random signs ``s_i = +-1``. For ``A u = sum_j s_j e_j``,
 
     ``s_i e_i'u = (t_i - v_i) + sum_(j != i) s_i s_j e_i'A^-1 e_j``
 
-The last sum has mean zero. It is small, since what neighbours leave hardly depends on observations far away, and its
-size is known: it is that of ``e_i'u`` for a solve that serves other pilots.
+The last sum has mean zero. It is small, since the residuals of regressions hardly depend on observations far away. Its
+size is known: it is that of ``e_i'u`` for the u of another solve, for other pilots.
 """
 
 from typing import NamedTuple
@@ -25,27 +25,27 @@ from gpytorch_gaps.posterior.train_covariance import wide_product
 from gpytorch_gaps.reports import one_report
 
 _NUM_PILOTS = 192
-_COLUMNS = (2, 8)  # right-hand sides, at least and at most
-_POINTS_BETWEEN_PILOTS = 2000  # of one right-hand side, where more of these can make it so
+_COLUMNS = (2, 8)  # smallest and largest number of right-hand sides
+_POINTS_BETWEEN_PILOTS = 2000  # wanted distance of the pilots of one right-hand side, counted in points
 
 
 class Pilots(NamedTuple):
-    """Points, what neighbours leave of their variances, and what of that others explain. shape: (P,) each"""
+    """Points, the residual variances of their regressions, and the part explained by others. shape: (P,) each"""
 
     points: Tensor
     left: Tensor  # t
     beyond: Tensor  # an estimate of t - v
-    off: Tensor  # its standard error, and what the residuals of the solves may add
+    off: Tensor  # its standard error, plus a bound on the effect of the residuals of the solves
 
 
 @torch.no_grad()
 def pilots(parts: PosteriorParts, local: Regressions) -> Pilots:
-    """Pilots picked at random, one in each of equal parts of all points.
+    """Pilots at random: all points are divided into equal parts, and one point is picked from each.
 
-    :param local: regressions of the points, on some neighbours.
+    :param local: regressions of the points on neighbours.
     """
     generator = torch.Generator().manual_seed(0)
-    places = (local.members >= 0).nonzero()  # nearby points follow each other
+    places = (local.members >= 0).nonzero()  # nearby points are adjacent in this order
     count, device = min(_NUM_PILOTS, len(places)), places.device
     picked = (torch.arange(count) + torch.rand(count, generator=generator)) * (len(places) / count)
     tile, member = places[picked.long().clamp_max(len(places) - 1).to(device)].unbind(-1)

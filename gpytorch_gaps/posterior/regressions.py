@@ -1,12 +1,12 @@
 """Regressions of points of a grid on the most correlated observations.
 
-For a point of value f, with covariances g to noisy observations ``y_J``, ``b = (K_JJ + D_J)^-1 g``. What ``b'y_J``
-leaves of f has the variance ``t = var f - 2 b'g + b'(K_JJ + D_J) b``. It is computed as written, so that it holds for
-the coefficients as they are rounded and stored. Estimates from draws then cover only what neighbours leave.
+For a point with value f, with covariances g to noisy observations ``y_J``, ``b = (K_JJ + D_J)^-1 g``. The residual
+``f - b'y_J`` has the variance ``t = var f - 2 b'g + b'(K_JJ + D_J) b``. It is computed by this formula, which holds for
+rounded coefficients too. Only the rest has to be estimated from draws.
 
-Points of a small tile of the grid share J, and so one factorisation: for the same work, a point has more neighbours.
-An observation i in J that is itself regressed, on the others, takes ``b = -p / p_i`` with ``p`` its column of
-``(K_JJ + D_J)^-1``.
+The points of a small tile of the grid share J, and therefore one factorisation. For the same cost, a point has more
+neighbours. If a point is an observation i in J, it is regressed on the others by ``b = -p / p_i``, with ``p`` its
+column of ``(K_JJ + D_J)^-1``.
 """
 
 from collections.abc import Sequence
@@ -24,26 +24,26 @@ from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.operators.selected_kronecker import SelectedKroneckerOperator
 from gpytorch_gaps.posterior.train_covariance import summands
 
-_NUM_NEIGHBOURS = 320  # at most
-_NUM_NEIGHBOURS_OF_A_SERIES = 64  # at most, along one axis: those at both ends of a tile
+_NUM_NEIGHBOURS = 320  # largest number of neighbours
+_NUM_NEIGHBOURS_OF_A_SERIES = 64  # largest number along a single axis: neighbours at both ends of a tile
 _LEAST_NEIGHBOURS = 8
-_TILE_POINTS = (64, 16, 4, 1)  # that may share their neighbours
-_NEIGHBOURS_PER_POINT = 4  # of a tile, at least: those of few neighbours lie around its middle
+_TILE_POINTS = (64, 16, 4, 1)  # sizes of tiles, tried in this order
+_NEIGHBOURS_PER_POINT = 4  # smallest number per point of a tile: a few neighbours would all lie around its middle
 _NEIGHBOURS_PER_POINT_OF_A_SERIES = 2
 _FLOPS = 1e11  # for all factorisations: about ten seconds on a core
-_SHARE_OF_MEMORY = 0.5  # for coefficients
-_CHUNK_BYTES = 2.0**25  # matrices that are factorised together, with what is made on the way to them
-_BYTES_PER_ENTRY = 64  # of such a matrix
-_RIDGE = 1e-10  # of the variances, where a matrix is singular to working precision
+_SHARE_OF_MEMORY = 0.5  # share of the memory for coefficients
+_CHUNK_BYTES = 2.0**25  # memory for matrices that are factorised together, with intermediate results
+_BYTES_PER_ENTRY = 64  # memory per entry of such a matrix
+_RIDGE = 1e-10  # added to a matrix that is numerically singular, as a fraction of its diagonal
 
 
 @dataclass(frozen=True)
 class Regressions:
-    """Coefficients b and residual variances t of some points; t alone where no neighbours are known.
+    """Coefficients b and residual variances t of some points. Without neighbours, only t.
 
     :param members: points of each tile, -1 for none.
-    :param rows: observations that they are regressed on, in any order.
-    :param coefficients: zero where there is no member, or no observation. In float32, as is enough for t.
+    :param rows: observations that the points of each tile are regressed on, in any order.
+    :param coefficients: b in float32, which is accurate enough for t. Zero if there is no member or no observation.
     """
 
     members: Tensor  # shape: (tiles, p)
@@ -53,7 +53,7 @@ class Regressions:
 
     @classmethod
     def on_nothing(cls, variance: Tensor) -> "Regressions":
-        """b = 0, and t the variance itself. shape: (*batch, Q)"""
+        """Regressions without neighbours: b = 0, and t is the variance. shape: (*batch, Q)"""
         none = torch.zeros(0, 0, dtype=torch.long, device=variance.device)
         return cls(none, none, variance.new_zeros(0, 0, 0), variance)
 
@@ -83,14 +83,14 @@ class Regressions:
 def regressions(
     train: LinearOperator, cross: LinearOperator, variance: Tensor, cells: Tensor | None, memory: float
 ) -> Regressions:
-    """Regressions on the most correlated observations; on none in a batch, or for kernels without single entries.
+    """Regressions on the most correlated observations. Batches, and kernels without cheap entries, get no neighbours.
 
     :param train: K_XX + D.
     :param cross: covariances of the points with the observations, without noise, shape (*batch, Q, N).
-    :param variance: of the points, in float64, shape (*batch, Q).
-    :param cells: of the training grid, of the points. None: the points are the observations themselves, each of which
-        is regressed on others. shape (Q,).
-    :param memory: bytes that may be held at once.
+    :param variance: prior variances of the points in float64, shape (*batch, Q).
+    :param cells: cells of the points on the training grid, shape (Q,). None if the points are the observations: each is
+        then regressed on others.
+    :param memory: bytes that may be used at once.
     """
     kernel = train._linear_op if isinstance(train, NoisyGridOperator) and not train.batch_shape else None
     first = _first_product(kernel)
@@ -114,7 +114,7 @@ def regressions(
 
 
 def _shared(factors: Sequence[Tensor], cells: Tensor, num_rows: int, memory: float) -> tuple[Tensor, Tensor, int]:
-    """Centres and members of tiles, and as many neighbours as memory for coefficients, and time, allow."""
+    """Centres and members of tiles, and the number of neighbours, limited by memory and work."""
     most, per_point = _NUM_NEIGHBOURS, _NEIGHBOURS_PER_POINT
     if len(factors) == 1:
         most, per_point = min(most, _NUM_NEIGHBOURS_OF_A_SERIES), _NEIGHBOURS_PER_POINT_OF_A_SERIES
@@ -130,11 +130,13 @@ def _shared(factors: Sequence[Tensor], cells: Tensor, num_rows: int, memory: flo
 
 @dataclass(frozen=True)
 class _Regression:
-    """What the regressions of all tiles share.
+    """The covariances that the regressions of all tiles use.
 
     :param train: terms of K_XX.
     :param cross: terms of the points' covariances with the observations.
-    :param leaves_out: whether the points are the observations, to be regressed on others.
+    :param noise: noise variances of the observations, shape (N,).
+    :param variance: prior variances of the points, shape (Q,).
+    :param leaves_out: whether the points are the observations, each regressed on others.
     """
 
     train: Sequence[LinearOperator]
@@ -144,7 +146,7 @@ class _Regression:
     leaves_out: bool
 
     def of(self, members: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients, in float32, and residual variances of some tiles. shape: (q, p, m) and (q, p)"""
+        """Coefficients in float32, and residual variances, of some tiles. shape: (q, p, m) and (q, p)"""
         absent, missing = (members < 0).unsqueeze(-1), (rows < 0).unsqueeze(-2)
         points, rows = members.clamp_min(0), rows.clamp_min(0)
         among = _entries(self.train, rows.unsqueeze(-1), rows.unsqueeze(-2))  # shape: (q, m, m)
@@ -161,7 +163,7 @@ class _Regression:
 
 
 def _solve(matrices: Tensor, columns: Tensor) -> Tensor:
-    """Solutions, of slightly larger matrices where these are singular to working precision."""
+    """Solutions. A small ridge is added to matrices that are numerically singular."""
     factors, failed = torch.linalg.cholesky_ex(matrices)
     if bool(failed.any()):
         singular = failed != 0
@@ -171,20 +173,20 @@ def _solve(matrices: Tensor, columns: Tensor) -> Tensor:
 
 
 def _first_product(kernel: LinearOperator | None) -> SelectedKroneckerOperator | None:
-    """The Kronecker product by whose correlations neighbours are chosen; None for kernels without single entries."""
+    """The Kronecker product whose correlations determine the neighbours; None for kernels without cheap entries."""
     if kernel is None or not _has_entries(kernel):
         return None
     return next((op for op in summands(kernel) if isinstance(op, SelectedKroneckerOperator)), None)
 
 
 def _has_entries(covariance: LinearOperator) -> bool:
-    """Whether single entries of a covariance cost no more than a look-up, or a few products."""
+    """Whether a single entry of a covariance costs only a look-up or a few products."""
     known = SelectedKroneckerOperator | RootLinearOperator | DenseLinearOperator | MatmulLinearOperator
     return all(isinstance(term, known) for term in summands(covariance))
 
 
 def _width(term: LinearOperator) -> int:
-    """Numbers that are visited for one entry."""
+    """How many numbers are read for one entry."""
     if isinstance(term, RootLinearOperator):
         return max(1, term.root.size(-1))
     return max(1, term.left_linear_op.size(-1)) if isinstance(term, MatmulLinearOperator) else 1

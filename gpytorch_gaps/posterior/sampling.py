@@ -23,13 +23,13 @@ def sample_posterior(
 ) -> Tensor:
     """Exact joint draws from a model's posterior: of the function, or of new observations of it.
 
-    Draws of the prior are conditioned on the data, which takes one solve per draw whatever the number of points, or one
-    per point where there are fewer points than draws. A handful of points is drawn from their dense covariance. With
-    the same seed, the first draws do not depend on ``num_samples``. Draws are reparametrized, so that gradients flow
-    through them (use ``gpytorch.settings.detach_test_caches(False)`` for the whole gradient in the hyperparameters).
+    Draws of the prior are conditioned on the data. This takes one solve per draw for any number of points, or one solve
+    per point if there are fewer points than draws. At a few points, draws come from their dense covariance. With the
+    same seed, the first draws do not depend on ``num_samples``. Draws are reparametrized, so that gradients flow
+    through them. For the full gradient in the hyperparameters, use ``gpytorch.settings.detach_test_caches(False)``.
 
-    :param model: conditioned on data, with a :class:`GappyGridKernel` in its covariance.
-    :param x: points, shape (*batch, Q, D), or a grid: that of the data, or any other with the same columns.
+    :param model: a model with training data and a :class:`GappyGridKernel` in its covariance.
+    :param x: points, shape (*batch, Q, D), or a grid with the columns of the training data.
     :param num_samples: the number of draws.
     :param noise: whether to add the likelihood's noise.
     :param seed: seed of the draws; default: torch's global random state.
@@ -61,7 +61,7 @@ def sample_posterior(
     if not isinstance(x, Tensor | CartesianGrid):
         raise ValueError(f"sample_posterior: x: got {type(x).__name__}, expected a tensor of points or a CartesianGrid")
     if model.train_inputs is None:
-        raise ValueError("sample_posterior: model: has no training data, expected some; set_train_data gives it")
+        raise ValueError("sample_posterior: model: got no training data, expected some; set_train_data sets it")
     shape = x.shape if isinstance(x, CartesianGrid) else None
     points = x.points() if isinstance(x, CartesianGrid) else x
     columns = model.train_inputs[0].size(-1)
@@ -83,6 +83,6 @@ def _draws_of(covariance: LinearOperator) -> PosteriorCovarianceOperator | Noisy
     if isinstance(covariance, PosteriorCovarianceOperator | NoisyPosteriorCovarianceOperator):
         return covariance
     raise ValueError(
-        f"sample_posterior: model: its posterior covariance is a {type(covariance).__name__}; expected a model whose "
-        "covar_module has a GappyGridKernel in it, or posterior.rsample()"
+        f"sample_posterior: model: got a posterior covariance of class {type(covariance).__name__}, expected a model "
+        "whose covar_module has a GappyGridKernel in it. Try: posterior.rsample()"
     )

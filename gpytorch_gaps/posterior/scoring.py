@@ -5,8 +5,8 @@ Predictions of each observation from all others need no further models: with ``A
 
     mean of y_i given the others = y_i - a_i / c_i,    variance = 1 / c_i
 
-A relative error of c_i changes ``y_i`` minus this mean by the same relative error. A group g left out together takes
-the block ``C = (A^-1)_gg``: mean ``y_g - C^-1 a_g``, covariance ``C^-1``.
+The relative error of c_i is also that of ``y_i`` minus this mean. If a group g is left out, the block
+``C = (A^-1)_gg`` gives its mean ``y_g - C^-1 a_g`` and its covariance ``C^-1``.
 """
 
 import math
@@ -71,8 +71,8 @@ class Score:
 def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) -> Score:
     """Scores predictions against measured values. NaN in `truth` is skipped.
 
-    :param posterior: the predictive distribution of the values in `truth`. Measured values contain noise, so that this
-        is ``likelihood(model(x))``.
+    :param posterior: the predictive distribution of the values in `truth`. Measured values contain noise, so pass
+        ``likelihood(model(x))``.
     :param truth: measured values, of the shape of ``posterior.mean``, or of a grid with as many cells.
     :param level: probability of the intervals, between 0 and 1.
     :return: the averages over all values.
@@ -104,19 +104,19 @@ def score(posterior: MultivariateNormal, truth: Tensor, *, level: float = 0.95) 
         values = values.reshape(mean.shape)
         known = ~values.isnan()
         if not bool(known.any()):
-            raise ValueError("score: truth: got no value but NaN, expected at least one")
+            raise ValueError("score: truth: got only NaN, expected at least one value")
         if bool(values[known].isinf().any()):
-            raise ValueError("score: truth: got infinite values, expected finite ones, and NaN where there is none")
+            raise ValueError("score: truth: got infinite values, expected finite values, or NaN for missing ones")
         with gpytorch.settings.min_variance(0.0, 0.0, 0.0):  # a floor of 1e-10 would depend on the units of the data
             deviation = posterior.stddev.double()[known]
         return score_errors((values - mean)[known], deviation, level)
 
 
 def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score:
-    """Scores of normal predictions from their errors and their standard deviations, of one shape."""
+    """Scores of normal predictions from their errors and standard deviations. Both have the same shape."""
     z = torch.where(error == 0, 0.0, error / deviation)
     density, below = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi), torch.special.ndtr(z)
-    # of a normal distribution, in closed form; |error| where the deviation is zero
+    # closed form for a normal distribution; |error| if the deviation is zero
     crps = error * (2.0 * below - 1.0) + deviation * (2.0 * density - 1.0 / math.sqrt(math.pi))
     surprise = 0.5 * z.square() + torch.where(z.isinf(), 0.0, deviation.log()) + 0.5 * math.log(2.0 * math.pi)
     half = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
@@ -134,22 +134,22 @@ def score_errors(error: Tensor, deviation: Tensor, level: float = 0.95) -> Score
 
 
 def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = True) -> MultivariateNormal:
-    """Predicts every observation from the others, noise included, for ``score(leave_out(model), train_y)``.
+    """Predicts every observation from the others, including noise, for ``score(leave_out(model), train_y)``.
 
-    This takes the solution for the data and the diagonal of the inverse covariance. The diagonal is computed in closed
-    form or by one solve per observation, to the solve tolerance. Where that takes too long, or with
-    ``settings.variance_method("pathwise")``, it is estimated from ``settings.variance_samples`` draws, with a warning
-    that states the error of the predictions. The error of every variance is in ``record_solves().variances``. Groups
-    always take one solve per observation.
+    This needs the solution for the data and the diagonal of the inverse covariance. The diagonal is computed in closed
+    form or by one solve per observation, to the solve tolerance. If that takes too long, or with
+    ``settings.variance_method("pathwise")``, it is estimated from ``settings.variance_samples`` draws. A warning then
+    states the error of the predictions. The error of every variance is in ``record_solves().variances``. Groups always
+    take one solve per observation.
 
-    :param model: conditioned on data, with a :class:`GappyGridKernel` in its covariance. Its hyperparameters are not
-        changed.
+    :param model: a model with training data and a :class:`GappyGridKernel` in its covariance. Its hyperparameters do
+        not change.
     :param groups: a label for every observation, shape (N,): observations with the same label, such as those of one
         station or one year, are left out together. Default: one at a time.
     :param progress: whether to show a progress bar after a few seconds.
     :return: means and variances of the N observations, without covariances.
-    :raises ValueError: if the model is no ``ExactGP`` with training data and a :class:`GappyGridKernel`, if `groups`
-        are not N labels, or if the solves of a group are not accurate enough.
+    :raises ValueError: if the model is not an ``ExactGP`` with training data and a :class:`GappyGridKernel`, if
+        `groups` does not have N labels, or if the solves of a group are not accurate enough.
 
     >>> import gpytorch, gpytorch_gaps as gaps
     >>> class Model(gpytorch.models.ExactGP):
@@ -170,7 +170,7 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
         raise ValueError("leave_out: model: expected a gpytorch.models.ExactGP with training data")
     with predicting(model, progress), torch.no_grad():
         with gpytorch.settings.debug(False), gpytorch.settings.skip_posterior_variances(False):
-            # predicting at the training data is meant
+            # GPyTorch warns of predictions at the training data, but these are intended
             posterior = model(*model.train_inputs)
         covariance, strategy = posterior.lazy_covariance_matrix, model.prediction_strategy
         if not isinstance(covariance, PosteriorCovarianceOperator) or covariance.parts.grid_train is None:
@@ -208,7 +208,7 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
     try:
         labels = torch.as_tensor(groups, device=y.device)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"leave_out: groups: expected numbers, one label per observation: {error}") from error
+        raise ValueError(f"leave_out: groups: expected one number per observation, its label: {error}") from error
     if labels.is_floating_point() and bool(labels.isnan().any()):
         raise ValueError("leave_out: groups: got NaN, expected a label for every observation")
     if labels.shape != y.shape[-1:]:
@@ -221,9 +221,9 @@ def _groups_out(parts: PosteriorParts, weights: Tensor, y: Tensor, groups: Tenso
         cholesky, failed = torch.linalg.cholesky_ex(inverse_block(parts, rows))
         if bool(failed.any()):
             raise ValueError(
-                f"leave_out: groups: a group of {len(rows)} observations has no predictions: the inverse of the "
-                "covariance, as solved for, is not positive definite there. Try: a tighter solve_tolerance, "
-                "gap_method('cholesky'), smaller groups, or more noise"
+                f"leave_out: groups: got a group of {len(rows)} observations that cannot be predicted: the solves are "
+                "not accurate enough, so that its inverse covariance is not positive definite. Try: a tighter "
+                "solve_tolerance, gap_method('cholesky'), smaller groups, or more noise"
             )
         shift = torch.cholesky_solve(weights[..., rows].double().unsqueeze(-1), cholesky).squeeze(-1)
         mean[..., rows] = (y[..., rows].double() - shift).to(y.dtype)

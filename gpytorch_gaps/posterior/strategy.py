@@ -1,4 +1,4 @@
-"""Posterior mean and covariance of an ``ExactGP`` by our solves, to our tolerances, without Q x N matrices."""
+"""Posterior mean and covariance of an ``ExactGP``, with our solves and tolerances, and without Q x N matrices."""
 
 import math
 import warnings
@@ -30,7 +30,7 @@ from gpytorch_gaps.utils.precision import full_float32
 
 @contextmanager
 def predicting(model: ExactGP, progress: bool) -> Iterator[None]:
-    """Puts a model into eval mode, and every part of it back into its own mode at the end.
+    """Puts a model into eval mode. At the end, every submodule returns to its earlier mode.
 
     :param progress: whether progress bars may be shown, if the settings allow them.
     """
@@ -41,7 +41,7 @@ def predicting(model: ExactGP, progress: bool) -> Iterator[None]:
         with settings.progress(settings.progress.value() and progress):
             yield
     finally:
-        model.train(training)  # drops what depends on the mode
+        model.train(training)  # clears caches that depend on the mode
         for module, mode in modes:
             module.training = mode
 
@@ -49,14 +49,14 @@ def predicting(model: ExactGP, progress: bool) -> Iterator[None]:
 class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     """The prediction strategy that ``ExactGP`` uses in eval mode for kernels with a :class:`GappyGridKernel` in them.
 
-    It keeps the solution ``(K_XX + D)^-1 (y - m)`` for each configuration: another method or tolerance makes another.
-    The first solve starts from the solution for the previous training data, which the kernel keeps.
+    It keeps one solution ``(K_XX + D)^-1 (y - m)`` for each configuration, that is, each method and tolerance. The
+    first solve starts from the solution for the previous training data, which the kernel keeps.
 
-    :param train_inputs: inputs of the observations, as ``ExactGP`` holds them.
+    :param train_inputs: inputs of the observations, as in ``ExactGP``.
     :param train_prior_dist: prior distribution of the function at the observations.
     :param train_labels: the observations y, shape (*batch, N).
     :param likelihood: the model's likelihood, which adds the noise D.
-    :param before: where to take the starting point of the first solve from; default: the kernel's own solutions.
+    :param before: solutions that the first solve may start from. Default: those of the kernel.
     :param roots: further arguments of GPyTorch's ``DefaultPredictionStrategy``.
     :raises ValueError: for a multitask prior.
 
@@ -91,7 +91,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         if hasattr(likelihood, "check_observations"):
             likelihood.check_observations(train_labels)
         covariance: LinearOperator = self.lik_train_train_covar  # type: ignore[has-type]
-        if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's likelihoods leave the kernel lazy
+        if isinstance(covariance, AddedDiagLinearOperator):  # GPyTorch's likelihoods do not evaluate the kernel
             covariance = grid_covariance(covariance._linear_op) + covariance._diag_tensor
         self.lik_train_train_covar = covariance
         self._solutions: dict[tuple[tuple[Any, ...], bool], Tensor] = {}
@@ -99,13 +99,13 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     @property
     def mean_cache(self) -> Tensor:
-        """``(K_XX + D)^-1 (y - m)``, in float64: it is large where the noise is small. shape: (*batch, N)"""
+        """``(K_XX + D)^-1 (y - m)`` in float64, since it is large if the noise is small. shape: (*batch, N)"""
         if gpytorch.settings.observation_nan_policy.value() != "ignore":
             raise ValueError("observation_nan_policy: expected 'ignore': gaps are cells that are not in train_x")
         return self.solution_for(settings.current())
 
     def solution_for(self, config: SolveConfig) -> Tensor:
-        """:attr:`mean_cache` by a given configuration: another method or tolerance makes another solution."""
+        """:attr:`mean_cache` for a given configuration. Each method and tolerance has a solution of its own."""
         key = (config.solution_key, gpytorch.settings.detach_test_caches.on())
         if key not in self._solutions:
             _warn_of_rounding(self.lik_train_train_covar)
@@ -118,7 +118,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
         return self._solutions[key]
 
     def _solution(self, config: SolveConfig) -> Tensor:
-        """The solution, started from the one for the previous training data where the kernel has it."""
+        """The solution. The solve starts from the solution for the previous training data, if the kernel has one."""
         train, found = self.lik_train_train_covar, self._grid_points
         offset = (self.train_labels.double() - self.train_prior_dist.mean.double()).unsqueeze(-1)
         if not isinstance(train, NoisyGridOperator):
@@ -135,7 +135,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
     @property
     def _grid_points(self) -> tuple[GridKernel, Tensor] | None:
-        """The grid kernel, and where the observations lie in its columns."""
+        """The grid kernel, and the observations' coordinates in its columns."""
         found = grid_points(self.train_prior_dist.lazy_covariance_matrix)
         if found is None or found.kernel is None:
             return None
@@ -146,21 +146,21 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def exact_prediction(
         self, test_mean: Tensor, test_test_covar: LinearOperator, test_train_covar: LinearOperator
     ) -> tuple[Tensor, LinearOperator]:
-        """Posterior mean, shape (*batch, Q), and its covariance, which is computed when it is read."""
+        """Posterior mean, shape (*batch, Q), and a lazy covariance, which is computed when it is read."""
         cross = grid_covariance(test_train_covar)
         mean = test_mean + wide_product(cross, self.mean_cache.unsqueeze(-1)).squeeze(-1).to(test_mean.dtype)
         if gpytorch.settings.skip_posterior_variances.on():
             nothing = ZeroLinearOperator(*test_test_covar.size(), dtype=mean.dtype, device=mean.device)
-            nothing.points = self._test_points(cross)  # the noise is still to be added
+            nothing.points = self._test_points(cross)  # the likelihood needs the points to add noise
             return mean, nothing
         train = self.lik_train_train_covar
         if gpytorch.settings.detach_test_caches.on():
-            # linear_operator's own detach copies tensors, which would lose what is cached for them
+            # linear_operator's own detach copies tensors, and caches for them would be lost
             train = train.representation_tree()(*(tensor.detach() for tensor in train.representation()))
         return mean, PosteriorCovarianceOperator(test_test_covar, cross, train, points=self._test_points(cross))
 
     def _test_points(self, cross: LinearOperator) -> PredictionPoints | None:
-        """Where the test points lie, if that is known: the noise of some likelihoods depends on it."""
+        """The test points, if they are known: the noise of some likelihoods depends on them."""
         rows, found = grid_points(cross), self._grid_points
         if rows is None or found is None or not on_one_grid(self.train_prior_dist.lazy_covariance_matrix):
             return None
@@ -170,7 +170,7 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
     def get_fantasy_strategy(
         self, inputs: Any, targets: Tensor, full_inputs: Any, full_targets: Tensor, full_output: Any, **kwargs: Any
     ) -> "GappyGridPredictionStrategy":
-        """The strategy with further observations, by an exact solve that starts from the solution without them."""
+        """The strategy with further observations. Its exact solve starts from the solution without them."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         found = self._grid_points
         return type(self)(
@@ -179,10 +179,10 @@ class GappyGridPredictionStrategy(DefaultPredictionStrategy):
 
 
 def _forgetting(strategy: GappyGridPredictionStrategy) -> Callable[..., None]:
-    """A hook that clears the solutions of a strategy, since their graph serves one backward pass.
+    """A hook that clears the solutions of a strategy: their graph can be used for one backward pass only.
 
-    It refers to the strategy weakly. The garbage collector does not see the hooks of a graph, so that a strong
-    reference would close a cycle that is never freed: strategy, solution, graph, hook.
+    It has a weak reference to the strategy. The garbage collector does not follow the hooks of a graph, so that a
+    strong reference would make a cycle that is never freed: strategy, solution, graph, hook.
     """
     found = weakref.ref(strategy)
 
@@ -195,10 +195,10 @@ def _forgetting(strategy: GappyGridPredictionStrategy) -> Callable[..., None]:
 
 
 def _warn_of_rounding(covariance: LinearOperator) -> None:
-    """Warns where kernels that are rounded to float32 move predictions. Kernels on a grid are evaluated in float64.
+    """Warns if rounding of the kernel to float32 may change predictions. Grid kernels are evaluated in float64.
 
-    The relative change is about ``0.1 eps sqrt(N) k(x, x) / s2``, as if roundings were independent; factors of 0.06 to
-    0.12 were measured.
+    The relative change is about ``0.1 eps sqrt(N) k(x, x) / s2``, as for independent roundings. Factors of 0.06 to 0.12
+    were measured in place of 0.1.
     """
     if not isinstance(covariance, AddedDiagLinearOperator) or has_float64_entries(covariance._linear_op):
         return
@@ -207,8 +207,8 @@ def _warn_of_rounding(covariance: LinearOperator) -> None:
     moved = 0.1 * torch.finfo(torch.float32).eps * math.sqrt(covariance.size(-1)) * ratio
     if moved > 5e-5:
         warnings.warn(
-            "the kernel is rounded to float32, and the noise is so small against it that predictions may move by about "
-            f"{moved:.0e} of their size. Try: model.double(), with float64 data.",
+            "the kernel is rounded to float32, and the noise is so small in comparison that predictions may change by "
+            f"about {moved:.0e} of their size. Try: model.double(), with float64 data.",
             NumericalWarning,
             stacklevel=2,
         )

@@ -1,7 +1,7 @@
 """Products and solves with ``A = K_XX + D``, the covariance of the observations that a posterior is conditioned on.
 
-A :class:`~gpytorch_gaps.operators.noisy.NoisyGridOperator` is solved in float64, as a ``SolveConfig`` asks, with a
-report. Any other LinearOperator is solved by linear_operator, in its own precision and to its own tolerances.
+A :class:`~gpytorch_gaps.operators.noisy.NoisyGridOperator` is solved in float64 by a ``SolveConfig``, with a report.
+For any other LinearOperator, linear_operator solves in the operator's precision, to its own tolerances.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from gpytorch_gaps.operators.base import KroneckerFactorsOperator
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.solvers.config import SolveConfig
 
-UNSQUARED_TOLERANCE = 1e-3  # of the tolerance: for solutions whose error enters a result as it is, not squared
+UNSQUARED_TOLERANCE = 1e-3  # factor of the tolerance, for solutions whose error affects a result linearly
 
 
 def train_covariance(operator: LinearOperator, config: SolveConfig) -> "TrainCovariance":
-    """The covariance of the observations, with the solves that its operator offers."""
+    """The covariance of the observations, with the solves of its operator."""
     if isinstance(operator, NoisyGridOperator):
         return GridTrainCovariance(operator, config)
     return TrainCovariance(operator, config)
 
 
 class TrainCovariance:
-    """A as any LinearOperator."""
+    """A, for any LinearOperator."""
 
     def __init__(self, operator: LinearOperator, config: SolveConfig) -> None:
         self._operator, self._config = operator, config
 
     def config_for(self, expected: int, tolerance: float | None = None) -> SolveConfig:
-        """The configuration for `expected` right-hand sides in all, which come some at a time."""
+        """The configuration for `expected` right-hand sides in total, which are solved for in chunks."""
         planned = self._config.planned_columns(expected * self._operator.batch_shape.numel())
         return self._config.replace(expected_columns=planned, tolerance=tolerance or self._config.tolerance)
 
@@ -45,18 +45,18 @@ class TrainCovariance:
     ) -> Tensor:
         """``A^-1`` times columns, differentiable. shape: (*batch, N, q)
 
-        :param expected: how many columns there will be in all, where they come some at a time.
-        :param tolerance: relative residual; default: that of the configuration.
-        :param of_data: whether the columns are data, the error of whose posterior mean is to be certified.
+        :param expected: total number of columns, if they are solved for in chunks.
+        :param tolerance: relative residual. Default: that of the configuration.
+        :param of_data: whether the columns are data. The error of their posterior mean is then certified.
         """
         return self._operator.solve(columns)
 
     def solve_for_variances(self, columns: Tensor, prior: Tensor, expected: int) -> tuple[Tensor, Tensor]:
-        """``a ~ A^-1 g``, so close that variances are right to the tolerance, and ``g - A a``. In float64, no graph.
+        """``a ~ A^-1 g``, accurate enough for variances within the tolerance, and ``g - A a``. In float64, no graph.
 
         :param columns: g, shape (*batch, N, q).
         :param prior: prior variances of their points, shape (*batch, q).
-        :param expected: how many columns there will be in all.
+        :param expected: total number of columns.
         """
         with torch.no_grad():
             weights = self._operator.solve(columns.to(self._operator.dtype)).double()
@@ -72,7 +72,7 @@ class TrainCovariance:
 
 
 class GridTrainCovariance(TrainCovariance):
-    """A as an operator of ours, solved as the configuration asks."""
+    """A, for one of our operators, which solves by the configuration."""
 
     _operator: NoisyGridOperator
 
@@ -109,7 +109,7 @@ def summands(op: LinearOperator) -> Sequence[LinearOperator]:
 
 
 def has_float64_entries(op: LinearOperator) -> bool:
-    """Whether all entries of a covariance are known in float64, whatever its dtype."""
+    """Whether all entries of a covariance are available in float64, for any dtype of the operator."""
     return all(_entry_dtype(term) == torch.float64 for term in summands(op))
 
 
@@ -118,5 +118,5 @@ def _entry_dtype(term: LinearOperator) -> torch.dtype | None:
 
 
 def wide_product(op: LinearOperator, x: Tensor) -> Tensor:
-    """``K x``, in float64 where the entries of K are. shape: (*batch, N, C)"""
+    """``K x``, in float64 if the entries of K are. shape: (*batch, N, C)"""
     return op @ (x if has_float64_entries(op) else x.to(op.dtype))

@@ -1,9 +1,9 @@
 """The variances of a posterior by the configured method, with a report of their error.
 
-exact       ``k - g'A^-1 g``, with one solve per point; or, where K is of low rank to the tolerance, without solves
-low rank    ``k - h'P^-1 h``, with A and g replaced by their approximations ``P = F C F' + D`` and h in the p leading
-            eigenvectors. Costs p^2 per point.
-pathwise    from draws, which cover only what a regression on the nearest observations leaves: see
+exact       ``k - g'A^-1 g``, with one solve per point; without solves if K has low rank to the tolerance
+low rank    ``k - h'P^-1 h``, with approximations of A and g in the p leading eigenvectors: ``P = F C F' + D``, and h.
+            Costs p^2 per point.
+pathwise    from draws, with a regression on the nearest observations as a control variate: see
             :mod:`gpytorch_gaps.posterior.drawn_variance`
 """
 
@@ -31,16 +31,16 @@ from gpytorch_gaps.solvers.solve import ADVICE
 from gpytorch_gaps.utils.precision import float64_entries
 from gpytorch_gaps.utils.tensors import same_values
 
-_EXTENSION_TOLERANCE = 1e-3  # of the tolerance: eigenvectors that are extended off the grid must leave out less
-_EXTENSION_CHECKS = 8  # points at which an extension is checked
-_MOST_ROUNDING = 0.1  # of a variance: beyond this, solves are used, which keep more digits
-_LOW_RANK_CHECKS = 20  # exact variances; low-rank ones are within the worst error of these at 95 % of points
+_EXTENSION_TOLERANCE = 1e-3  # factor of the truncation tolerance, if eigenvectors are extended off the grid
+_EXTENSION_CHECKS = 8  # number of points at which an extension is checked
+_MOST_ROUNDING = 0.1  # fraction of a variance; if rounding is larger, solves are used, which are more accurate
+_LOW_RANK_CHECKS = 20  # number of exact variances; their worst error is not exceeded at 95 % of the points
 
 
 def posterior_variance(parts: PosteriorParts, made: list[Tensor] | None = None) -> Tensor:
-    """The variances of a posterior by ``config.variance_method``, reported. shape: (*batch, Q)
+    """The variances of a posterior by ``config.variance_method``, with a report. shape: (*batch, Q)
 
-    :param made: where draws minus the mean are put if variances come from some, those of every piece of the points.
+    :param made: receives the draws minus the mean, for every piece of the points, if variances come from draws.
     """
     if not parts.num_points:
         return parts.prior_variance()
@@ -53,13 +53,13 @@ def posterior_variance(parts: PosteriorParts, made: list[Tensor] | None = None) 
 
 
 def _concatenated(found: Sequence[tuple[Tensor, VarianceReport]]) -> tuple[Tensor, VarianceReport]:
-    """The variances of several pieces, and one report."""
+    """The variances of all pieces, and one report."""
     variances, reports = zip(*found, strict=True)
     return torch.cat(variances, -1), replace(reports[0], error=torch.cat([report.error for report in reports], -1))
 
 
 def _variance(parts: PosteriorParts, made: list[Tensor] | None) -> tuple[Tensor, VarianceReport]:
-    """The variances in float64, and a report whose time is not filled in yet."""
+    """The variances in float64, and a report that does not have its time yet."""
     method, reason = parts.config.variance_method, ASKED_FOR
     if method == "low_rank":
         return _low_rank(parts)
@@ -85,7 +85,7 @@ def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
             explained, bound[..., rows] = parts.explained_variance(rows, prior)
             if parts.differentiated:
                 found.append(explained)
-            else:  # in place: small results among large columns would keep the memory of these
+            else:  # in place: separate small results would keep the memory of large columns from being freed
                 variance[..., rows] -= explained
     variance = variance - torch.cat(found, -1) if found else variance
     bound = parts.config.tolerance * variance.detach().abs() + bound
@@ -94,7 +94,7 @@ def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 
 
 def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
-    """Why so many exact solves are made only on request; None if they are affordable."""
+    """Why `columns` exact solves are made only on request; None if they are affordable."""
     train = parts.grid_train
     return None if train is None else too_expensive(train.system(), columns, parts.config)
 
@@ -103,10 +103,11 @@ def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
 
 
 def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
-    """The variances in float64, bounds on their errors, and the rank; None where solves are needed.
+    """The variances in float64, bounds on their errors, and the rank; None if solves are needed.
 
     With ``K = Φ C Φ' + E`` and ``|E| <= e s2``, the error of a variance on the grid is at most about e times the prior
-    variance. Off the grid the basis is extended, with a smaller e, and checked where it leaves out most.
+    variance. Off the grid, the basis is extended, with a smaller e. The extension is checked at the points where it
+    explains the smallest part of the prior variance.
     """
     train = parts.grid_train
     if train is None or parts.differentiated or train.batch_shape:
@@ -144,16 +145,16 @@ def closed_form(parts: PosteriorParts) -> tuple[Tensor, Tensor, int] | None:
 
 
 def _rounding(prior: Tensor, amplified: Tensor) -> Tensor:
-    """Rounding of a difference of numbers of the size of the prior variance, and of the factorisation."""
+    """Bound on the rounding of a difference of numbers as large as the prior variance, and of the factorisation."""
     return ROUNDINGS * torch.finfo(torch.float64).eps * (prior + amplified)
 
 
 def _error_of_extension(
     parts: PosteriorParts, form: LowRankPreconditioner, variance: Tensor, left_out: Tensor
 ) -> float:
-    """The relative error of variances at the points where the basis leaves out most.
+    """The relative error of variances at the points whose prior variance is least explained by the basis.
 
-    It is found from the covariances g themselves: for ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` is right to
+    It is computed from the covariances g: for ``a = P^-1 g`` close to ``A^-1 g``, ``2 a'g - a'Aa`` has an error of
     second order.
     """
     worst = left_out.abs().topk(min(_EXTENSION_CHECKS, parts.num_points)).indices
@@ -167,18 +168,16 @@ def _error_of_extension(
 
 
 def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
-    """The variances by the leading eigenvectors alone, with an error found from exact variances at some points."""
+    """The variances by the leading eigenvectors only. Their error comes from exact variances at some points."""
     if parts.differentiated:
-        raise ValueError(
-            "variance_method: got 'low_rank' where gradients are wanted; expected torch.no_grad(), or 'exact'"
-        )
+        raise ValueError("variance_method: got 'low_rank' with gradients enabled, expected torch.no_grad() or 'exact'")
     train = parts.grid_train
     form = None if train is None else train.low_rank_approximation(low_rank_of(parts.config))
     basis = None if form is None or form.root is not None else _basis(parts, form)
     if form is None or basis is None:
         raise ValueError(
             "variance_method: got 'low_rank' for a kernel or points without eigenvectors; expected a Kronecker product "
-            "or, on the training grid, a sum of them; 'exact' and 'pathwise' take anything"
+            "or, on the training grid, a sum of them. Try: 'exact' or 'pathwise', which work for all kernels"
         )
     prior = parts.prior_variance()
     variance = _variances_by(parts, form, basis)[0].clamp_min(0.0)
@@ -188,16 +187,16 @@ def _low_rank(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
     exact = few.prior_variance() - few.explained_variance(slice(None), few.prior_variance())[0]
     worst = (variance[..., some] - exact).abs().amax(-1, keepdim=True)
     error = worst.expand(variance.shape)
-    reason = f"error judged by {len(some)} exact ones"
+    reason = f"error estimated from {len(some)} exact ones"
     return variance, VarianceReport("low_rank", error, 0.0, rank=form.rank, reason=reason)
 
 
 def _variances_by(
     parts: PosteriorParts, form: LowRankPreconditioner, basis: Callable[[slice], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Posterior and prior variances in float64, and the part of the latter outside the basis. shape: (*batch, Q) each
+    """Posterior and prior variances in float64, and the part of the prior variance outside the basis.
 
-    The data leave that part as it is.
+    The data do not change that part. shape: (*batch, Q) each
     """
     numbers = 4 * form.rank * parts.train.batch_shape.numel()
     size = int(max(1, parts.config.memory // (8 * numbers)))
@@ -212,15 +211,14 @@ def _basis(
 ) -> Callable[[slice], Tensor] | None:
     """Φ at a slice of the points: eigenvectors at cells of the training grid, their extension at other points.
 
-    The extension of an eigenvector q of K_i to a point is ``k_i(x, axis_i) q / t``; rounding of the numerator
-    enters a variance with up to ``eps sqrt(M) |K|``. None where that exceeds the tolerance, and for points off the
-    grid of a sum.
+    The extension of an eigenvector q of K_i to a point is ``k_i(x, axis_i) q / t``. Rounding of the numerator changes
+    a variance by up to ``eps sqrt(M) |K|``. None if that exceeds the tolerance, and for a sum at points off the grid.
     """
     cells = parts.cells
     if cells is not None:
         return lambda rows: form.basis_at(cells[rows])
     cross, kernel = parts.cross, parts.train._linear_op
-    if isinstance(form, InterpolatedPreconditioner):  # whose eigenvectors are interpolated anywhere on the grid
+    if isinstance(form, InterpolatedPreconditioner):  # its eigenvectors are interpolated at any point
         known = isinstance(cross, InterpolatedKroneckerOperator)
         return (lambda rows: form.basis_of(cross.rows.at(rows))) if known else None
     structured = isinstance(cross, SelectedKroneckerOperator | KhatriRaoOperator)
@@ -236,7 +234,7 @@ def _basis(
         return None
     used = [values[..., columns] for values, columns in zip(eigen.values, form.columns, strict=True)]
     sides = zip(cross.factors, form.vectors, strict=True)
-    # directions of eigenvalue zero are not extended
+    # eigenvectors with eigenvalue zero are not extended
     scales = [torch.where(values > 0, 1.0 / values, 0.0).unsqueeze(-2) for values in used]
     tables = [factor.double() @ vectors * scale for (factor, vectors), scale in zip(sides, scales, strict=True)]
     if isinstance(cross, KhatriRaoOperator):

@@ -1,4 +1,4 @@
-"""Roots of the factors of a prior for draws: symmetric ones of matrices, and those of a torus, by FFT."""
+"""Roots of the factors of a prior, for draws: symmetric roots of matrices, and roots of tori by FFT."""
 
 import warnings
 
@@ -10,19 +10,19 @@ from gpytorch_gaps.autograd.kernel_root import circulant_root, kernel_root, symm
 from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.factors import Factor, negative_share
 
-_SAME_LEVELS = 1e-7  # of the largest covariance
+_SAME_LEVELS = 1e-7  # allowed difference of covariances, as a fraction of the largest
 
 
 def wide_root(factor: Factor) -> Factor:
-    """A root with as many columns as there are normal numbers to a draw: a symmetric one, or that of a torus."""
+    """A root with one column per normal number of a draw: symmetric, or the root of a torus."""
     if not isinstance(factor, CirculantOperator):
         return symmetric_root(factor)
     share = negative_share(factor)
     if share:
         warnings.warn(
             f"draws: the padding of {' x '.join(map(str, factor.torus))} places is too short for the range of the "
-            f"kernel. Eigenvalues down to {-share:.1e} of the largest are taken as zero, so that covariances of draws "
-            "are off by that order. Try: shorter length-scales, or one kernel per axis.",
+            f"kernel. Eigenvalues down to {-share:.1e} of the largest are replaced by zero, so that covariances of "
+            "draws have errors of that order. Try: shorter length-scales, or one kernel per axis.",
             NumericalWarning,
             stacklevel=2,
         )
@@ -30,15 +30,15 @@ def wide_root(factor: Factor) -> Factor:
 
 
 def has_two_roots(train: Factor, cross: Factor, prior: Factor) -> bool:
-    """Whether a torus holds rows and columns: they have the same levels on the dense axis."""
-    if not isinstance(cross, CirculantOperator):  # rows and columns of a torus may be off one lattice
+    """Whether rows and columns lie on one torus: they have the same levels on the dense axis."""
+    if not isinstance(cross, CirculantOperator):  # rows and columns may have no common lattice
         return torch.is_tensor(train) and torch.is_tensor(prior)
     if cross.num_dense == (1, 1):
         return True
     sides = [own for own in (train, cross, prior) if isinstance(own, CirculantOperator)]
     if len(sides) < 3 or cross.num_dense[0] != cross.num_dense[1]:
         return False
-    # as many levels are the same ones, if both have the same covariances at a lag of zero
+    # the levels are the same if there are as many and their covariances at lag zero are the same
     here, across, there = (own.table.detach().flatten(-len(own.torus))[..., 0] for own in sides)
     differences = torch.stack([(here - across).abs().amax(), (there - across).abs().amax()])
     return bool((differences <= _SAME_LEVELS * here.abs().amax()).all())

@@ -222,7 +222,7 @@ def test_what_low_rank_refuses():
             linear.ours.eval()(linear.grid.points()).variance  # noqa: B018
     model, grid = problem()
     x = dense.randn(5, 2).sigmoid().requires_grad_()
-    with settings.variance_method("low_rank"), pytest.raises(ValueError, match=r"gradients are wanted.*no_grad"):
+    with settings.variance_method("low_rank"), pytest.raises(ValueError, match=r"gradients enabled.*no_grad"):
         model(x).variance  # noqa: B018
     with settings.variance_method("low_rank"), torch.no_grad():
         assert model(x).variance.shape == (5,)
