@@ -1,13 +1,13 @@
-"""What Laplace's approximation asks of a likelihood: ``log p(y | f)``, its slope and its information, per observation.
+"""``log p(y | f)``, its slope and its information, per observation: the inputs of Laplace's approximation.
 
-Any GPyTorch likelihood serves whose ``likelihood(f)`` is a distribution with one ``log_prob`` per value of f: slopes
+A GPyTorch likelihood can be used if ``likelihood(f)`` is a distribution with one ``log_prob`` per value of f. Slopes
 and curvatures come from automatic differentiation. Some likelihoods have a rule of their own here, for one of two
-reasons: their density over- or underflows, or it is not log-concave. In the latter case the curvature -d2 log p / df2
-may be negative, and no Gaussian observation has a negative precision. The information is then the expected one,
+reasons: their density over- or underflows, or it is not log-concave. If it is not, the curvature -d2 log p / df2 may be
+negative, but the precision of a Gaussian observation cannot be. The information is then the expected one,
 
     E_y[-d2 log p / df2]        (Fisher's information; Hartmann & Vanhatalo 2019 for Student's t)
 
-or, where that has no closed form, its lower bound ``(dE[y] / df)^2 / Var[y]``.
+or, if that has no closed form, its lower bound ``(dE[y] / df)^2 / Var[y]``.
 """
 
 from functools import singledispatch
@@ -35,12 +35,12 @@ def log_density(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
 
 @log_density.register
 def _(likelihood: BernoulliLikelihood, f: Tensor, y: Tensor) -> Tensor:
-    return torch.special.log_ndtr((2.0 * y - 1.0) * f)  # the logarithm of a probability is -inf beyond f = -38
+    return torch.special.log_ndtr((2.0 * y - 1.0) * f)  # the probability itself underflows below f = -38
 
 
 @singledispatch
 def information(likelihood: Likelihood, f: Tensor, slope: Tensor) -> Tensor:
-    """The precision of the Gaussian observation that stands for each observation. shape: (N,)
+    """The precision of the Gaussian observation that replaces each observation. shape: (N,)
 
     :param slope: ``d log p / df`` as a differentiable function of f. shape: (N,)
     """
@@ -56,7 +56,7 @@ def _(likelihood: StudentTLikelihood, f: Tensor, slope: Tensor) -> Tensor:
 @information.register
 def _(likelihood: BetaLikelihood, f: Tensor, slope: Tensor) -> Tensor:
     share = torch.sigmoid(f)
-    alpha, beta = likelihood.scale * share + 1.0, likelihood.scale * (1.0 - share) + 1.0  # as GPyTorch has them
+    alpha, beta = likelihood.scale * share + 1.0, likelihood.scale * (1.0 - share) + 1.0  # the parameters of GPyTorch
     return (likelihood.scale * share * (1.0 - share)).square() * (torch.polygamma(1, alpha) + torch.polygamma(1, beta))
 
 
@@ -67,12 +67,12 @@ def _(likelihood: NegativeBinomialLikelihood, f: Tensor, slope: Tensor) -> Tenso
 
 
 def is_curvature(likelihood: Likelihood) -> bool:
-    """Whether the information is the curvature of ``-log p`` itself."""
+    """Whether the information is the curvature of ``-log p``."""
     return information.dispatch(type(likelihood)) is information.dispatch(object)
 
 
 def derivatives(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``log p``, its slope and its information, as differentiable functions of the parameters, and of f if it is.
+    """``log p``, its slope and its information. Differentiable in parameters, and in f if it requires a gradient.
 
     shape: (N,) each
     """
@@ -108,7 +108,7 @@ def _derivative(value: Tensor, f: Tensor) -> Tensor:
 
 @singledispatch
 def _expected(likelihood: Likelihood, y: Tensor) -> tuple[Tensor, str]:
-    """Which observations are possible, and how to say so."""
+    """Flags of the possible observations, and a description of them for messages."""
     return torch.ones_like(y, dtype=torch.bool), "finite numbers"
 
 
@@ -129,19 +129,19 @@ def _(likelihood: BetaLikelihood, y: Tensor) -> tuple[Tensor, str]:
 
 
 def check_likelihood(likelihood: Any) -> None:
-    """Raises a ValueError that names a likelihood which is none, or needs several latent functions."""
+    """Raises a ValueError if it is not a likelihood, or needs several latent functions."""
     name = type(likelihood).__name__
     if not isinstance(likelihood, Likelihood):
         raise ValueError(f"likelihood: got {name}, expected a gpytorch likelihood")
     if isinstance(likelihood, SoftmaxLikelihood | MultitaskGaussianLikelihood):
-        raise ValueError(f"likelihood: got {name}, of several latent functions; expected a likelihood of one")
+        raise ValueError(f"likelihood: got {name} with several latent functions, expected a likelihood with one")
 
 
 def check_observations(likelihood: Likelihood, y: Any, rows: int, name: str) -> None:
-    """Raises a ValueError that names the first observation which the likelihood cannot have.
+    """Raises a ValueError that names the first observation that is impossible under the likelihood.
 
-    :param rows: how many observations there are to be.
-    :param name: of the argument.
+    :param rows: the expected number of observations.
+    :param name: name of the argument, for messages.
     """
     if not torch.is_tensor(y) or y.shape != (rows,) or y.is_complex():
         came = f"{tuple(y.shape)} of {y.dtype}" if torch.is_tensor(y) else type(y).__name__

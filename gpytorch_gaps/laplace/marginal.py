@@ -4,13 +4,13 @@ At the mode f, with weights a, slopes g and pseudo-noise D = 1 / W (:mod:`gpytor
 
     log p(y) ~ log p(y | f) - a' K a / 2 - (log|K + D| + log|W|) / 2
 
-The first two terms are stationary in f. The log-determinant is not: with its slope s = d(...)/df, and ``H`` the
-curvature of ``-log p``, a hyperparameter also moves the mode, by ``df = (I + K H)^-1 (dm + dK a + K dg)``. Its gradient
-has the term
+The sum of the first two terms is stationary in f. The log-determinant is not. A change of a hyperparameter also changes
+the mode, by ``df = (I + K H)^-1 (dm + dK a + K dg)``, with ``H`` the curvature of ``-log p``. With s the derivative of
+the last term with respect to f, the gradient therefore has the additional term
 
     v' (dm + dK a + K dg),        (I + H K) v = s
 
-and v comes from one more solve with the same matrix, ``v = (K + D)^-1 D s``, where H = W.
+If H = W, one more solve with the same matrix gives ``v = (K + D)^-1 D s``.
 """
 
 from typing import Any
@@ -31,18 +31,19 @@ from gpytorch_gaps.operators.noisy import NoisyGridOperator
 from gpytorch_gaps.posterior.train_covariance import wide_product
 
 _MAX_CORRECTIONS = 50
-_LEAST_TOLERANCE = 1e-9  # of s
+_LEAST_TOLERANCE = 1e-9  # smallest tolerance, relative to s
 
 
 class LaplaceMarginalLogLikelihood(ExactMarginalLogLikelihood):
     """Laplace's approximation of the log marginal likelihood of a :class:`LaplaceGP`, per observation.
 
-    It is used like ``gpytorch.mlls.ExactMarginalLogLikelihood``: ``loss = -mll(model(x), y)``. Its gradient includes
-    how the mode moves with the hyperparameters. Every call searches for the mode again, from that of the last call.
+    Use it like ``gpytorch.mlls.ExactMarginalLogLikelihood``: ``loss = -mll(model(x), y)``. Its gradient includes the
+    change of the mode with the hyperparameters. Every call computes the mode again, starting from that of the last
+    call.
 
     :param likelihood: the model's likelihood.
     :param model: the model.
-    :raises ValueError: if the model is no :class:`LaplaceGP`.
+    :raises ValueError: if the model is not a :class:`LaplaceGP`.
 
     >>> import gpytorch, torch, gpytorch_gaps as gaps
     >>> class Model(gaps.LaplaceGP):
@@ -64,14 +65,14 @@ class LaplaceMarginalLogLikelihood(ExactMarginalLogLikelihood):
     def __init__(self, likelihood: Likelihood, model: LaplaceGP) -> None:
         if not isinstance(model, LaplaceGP):
             raise ValueError(f"model: got {type(model).__name__}, expected a LaplaceGP")
-        MarginalLogLikelihood.__init__(self, likelihood, model)  # GPyTorch's own asks for a Gaussian likelihood
+        MarginalLogLikelihood.__init__(self, likelihood, model)  # the parent class requires a Gaussian likelihood
 
     def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any) -> Tensor:
-        """The approximate log marginal likelihood over the number of observations.
+        """The approximate log marginal likelihood, divided by the number of observations.
 
         :param function_dist: the prior at the observations, ``model(x)`` in training mode.
         :param target: the observations. shape: (N,)
-        :raises ValueError: if the likelihood cannot have one of the observations.
+        :raises ValueError: if an observation is impossible under the likelihood.
         """
         if target is not self.model.train_targets:
             check_observations(self.likelihood, target, function_dist.mean.size(-1), "target")
@@ -96,7 +97,7 @@ def log_marginal(prior: MultivariateNormal, likelihood: Likelihood, y: Tensor, m
     by_prior = (image.squeeze(-1).double() * mode.weights).sum()
     by_mean = (prior.mean.double() * (mode.weights + moved)).sum()
     by_slope = (wide_product(kernel.detach(), moved.unsqueeze(-1)).squeeze(-1) * slope).sum()
-    surrogate = value.sum() + by_prior + by_mean + by_slope + half  # its gradient is that of the result
+    surrogate = value.sum() + by_prior + by_mean + by_slope + half  # has the gradient of the result
     result = value.sum() - 0.5 * mode.weights @ (mode.latent - prior.mean.double()) + half
     return result.detach() + (surrogate - surrogate.detach())
 
@@ -106,8 +107,8 @@ def _moved(
 ) -> Tensor:
     """v with ``(I + H K) v = s``. shape: (N,)
 
-    For u = K v that is ``(K^-1 + H) u = s``, which is positive definite at a mode. Conjugate gradients with the
-    preconditioner ``(K^-1 + W)^-1 = K (K + D)^-1 D`` keep v beside u. They end after one step where H = W.
+    For u = K v, this is ``(K^-1 + H) u = s``, with a matrix that is positive definite at a mode. Conjugate gradients
+    with the preconditioner ``(K^-1 + W)^-1 = K (K + D)^-1 D`` compute v together with u. If H = W, one step is enough.
     """
     if not (torch.is_grad_enabled() and half.requires_grad):
         return torch.zeros_like(mode.weights)
@@ -124,7 +125,7 @@ def _moved(
 
     found, left = torch.zeros_like(slope), slope
     system = noisy.system()
-    with reusing(system, system.last_preconditioner):  # that of the log-determinant, which has the same matrix
+    with reusing(system, system.last_preconditioner):  # the log-determinant has used it for the same matrix
         v, u = preconditioned(left)
         direction, image, merit = v, u, left @ u
         for _ in range(_MAX_CORRECTIONS):

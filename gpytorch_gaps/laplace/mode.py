@@ -2,16 +2,16 @@
 
     max_f  log p(y | f) - (f - m)' K^-1 (f - m) / 2,        f = m + K a
 
-At f, with the slopes g of ``log p`` and its information W, observations ``z = f + g / W`` with the noise ``D = 1 / W``
-have the posterior mean to which Newton's method goes (Flaxman et al. 2015):
+At f, let g be the slopes of ``log p`` and W its information. The next iterate of Newton's method is the posterior mean
+given observations ``z = f + g / W`` with the noise ``D = 1 / W`` (Flaxman et al. 2015):
 
     (K + D) a = z - m
 
-A line search keeps the objective from decreasing. At the mode ``a = g``. What is left of that bounds the error of the
-mean everywhere, in its own standard deviations, by ``|D^(1/2) (a - g)|``.
+A line search prevents the objective from decreasing. At the mode, ``a = g``. Elsewhere, ``|D^(1/2) (a - g)|`` is a
+bound on the error of the mean at any point, in units of its standard deviation.
 
-Where W is an expected information, steps use the curvature H of ``-log p`` where that is larger: with W alone, they
-would be too long where the data say more than expected.
+If W is an expected information, steps use the maximum of W and the curvature H of ``-log p``. With W alone, they would
+be too long where the data are more informative than expected.
 """
 
 import math
@@ -35,25 +35,25 @@ from gpytorch_gaps.solvers.config import SolveConfig
 
 _MAX_STEPS = 100
 _MAX_HALVINGS = 30
-_ENOUGH_OF_SLOPE = 1e-4  # share of the increase that the slope promises, for a step to be taken
-_SOLVE_SHARE = 0.1  # of the present error, that a solve may leave
-_NEXT_ERROR = 0.5  # times the square of the present error of each observation: what a step of Newton's method leaves
-_LEAST_INFORMATION = 1e-8  # times the prior variance: noise beyond is the same as no observation
+_ENOUGH_OF_SLOPE = 1e-4  # a step must achieve this fraction of the increase predicted by the slope
+_SOLVE_SHARE = 0.1  # largest error of a solve, as a fraction of the current error
+_NEXT_ERROR = 0.5  # the error after a Newton step, relative to the square of the current error of each observation
+_LEAST_INFORMATION = 1e-8  # over the prior variance; an observation with less has no effect
 
 
 @dataclass(frozen=True, eq=False)
 class LaplaceMode:
-    """The mode of the latent function at the observations, and the Gaussian observations that stand for the data.
+    """The mode of the latent function at the observations, and the Gaussian observations that replace the data.
 
-    :param weights: a, with the mean ``m(x) + k(x, X) a`` anywhere. shape: (N,)
+    :param weights: a. The mean at any point x is ``m(x) + k(x, X) a``. shape: (N,)
     :param latent: f = m + K a. shape: (N,)
     :param targets: pseudo-observations z. shape: (N,)
     :param noise: their variances D. shape: (N,)
     :param objective: ``log p(y | f) - a' K a / 2``.
-    :param least: the least information that an observation is taken to have.
-    :param steps: steps of Newton's method.
-    :param error_in_std: bound on the error of the mean, in its own standard deviations.
-    :param converged: whether that is within the tolerance.
+    :param least: lower bound on the information of an observation.
+    :param steps: number of Newton steps.
+    :param error_in_std: bound on the error of the mean, in units of its standard deviation.
+    :param converged: whether the bound is within the tolerance.
     """
 
     weights: Tensor
@@ -76,7 +76,7 @@ def covariances(prior: MultivariateNormal) -> LinearOperator:
 
 
 def noisy_covariance(kernel: LinearOperator, noise: Tensor) -> NoisyGridOperator:
-    """``K + D``, an operator of this package."""
+    """``K + D`` as an operator of this package."""
     noisy = kernel + DiagLinearOperator(noise.to(kernel.dtype))
     if not isinstance(noisy, NoisyGridOperator):
         raise ValueError(
@@ -97,21 +97,23 @@ def find_mode(
 ) -> LaplaceMode:
     """The mode of the latent function.
 
-    :param prior: of the latent function at the observations.
+    :param prior: distribution of the latent function at the observations.
+    :param likelihood: likelihood of the observations.
     :param y: observations. shape: (N,)
-    :param config: of the solves.
-    :param tolerance: error of the mean that may be left, in its standard deviations.
-    :param starts: weights a, of which the best is started from; from the prior mean where none is finite. shape: (N,)
+    :param config: configuration of the solves.
+    :param tolerance: largest error of the mean, in units of its standard deviation.
+    :param starts: candidates for the first weights a. The best is used. If none has a finite objective, iterations
+        start from the prior mean. shape: (N,)
     """
     newton = _Newton(prior, likelihood, y, config, tolerance)
     states = [own for own in map(newton.at, starts) if math.isfinite(own.objective)]
     found = max(states, key=lambda own: own.objective) if states else newton.at(torch.zeros_like(newton.mean))
     if not math.isfinite(found.objective):
         raise ValueError(
-            f"LaplaceGP: log p(y | f) is {found.objective} at the prior mean, expected a finite number: try a constant "
-            "mean near the data, on the scale of the latent function"
+            f"LaplaceGP: got log p(y | f) = {found.objective} at the prior mean, expected a finite number. Try: a "
+            "constant mean near the data, on the scale of the latent function"
         )
-    with one_report():  # one line for all solves
+    with one_report():  # one report for all solves
         while found.steps < _MAX_STEPS and found.error_in_std > tolerance:
             better = newton.step(found)
             if better is None:
@@ -120,9 +122,9 @@ def find_mode(
     found = replace(found, converged=found.error_in_std <= tolerance)
     if not found.converged:
         warnings.warn(
-            f"LaplaceGP: after {found.steps} steps of Newton's method the mean may be off by {found.error_in_std:.1e} "
-            f"of its own standard deviations, where {tolerance:.1e} were asked for. Try: more max_iterations, a mean "
-            "function near the data, or a larger mean_tolerance.",
+            f"LaplaceGP: after {found.steps} steps of Newton's method, the error of the mean may be "
+            f"{found.error_in_std:.1e} of its standard deviation, more than the tolerance of {tolerance:.1e}. Try: "
+            "more max_iterations, a mean function near the data, or a larger mean_tolerance.",
             NotConvergedWarning,
             stacklevel=3,
         )
@@ -130,7 +132,7 @@ def find_mode(
 
 
 class _Newton:
-    """The problem, and single steps."""
+    """The problem, and its Newton steps."""
 
     def __init__(
         self, prior: MultivariateNormal, likelihood: Likelihood, y: Tensor, config: SolveConfig, tolerance: float
@@ -172,9 +174,9 @@ class _Newton:
         return self.at(*mixed, steps=now.steps + 1)
 
     def _line_search(self, now: LaplaceMode, slope: Tensor, weights: Tensor, latent: Tensor) -> float | None:
-        """The largest share 1, 1/2, 1/4, .. of a step that increases the objective enough.
+        """The largest fraction 1, 1/2, 1/4, .. of a step that increases the objective enough; None if there is none.
 
-        :param slope: of ``log p`` at the present f.
+        :param slope: slopes of ``log p`` at the current f.
         :param weights: change of a.
         :param latent: change of f.
         """
@@ -191,5 +193,5 @@ class _Newton:
 
 
 def pseudo_noise(information: Tensor, least: float) -> Tensor:
-    """``1 / W``, bounded where an observation says nothing. shape: (N,)"""
+    """``1 / W``, bounded for observations with almost no information. shape: (N,)"""
     return information.clamp_min(least).reciprocal()

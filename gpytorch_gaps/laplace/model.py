@@ -1,4 +1,4 @@
-"""``LaplaceGP``: a model of observations that are not Gaussian, written like an ``ExactGP``."""
+"""``LaplaceGP``: a model of observations that are not Gaussian, with the interface of an ``ExactGP``."""
 
 from typing import Any
 
@@ -15,25 +15,25 @@ from gpytorch_gaps.laplace.densities import check_likelihood, check_observations
 from gpytorch_gaps.laplace.mode import LaplaceMode, find_mode
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
-_SHARE_OF_TOLERANCE = 0.1  # of ``settings.mean_tolerance``, for the mode: the solve for the mean comes on top
+_SHARE_OF_TOLERANCE = 0.1  # part of ``settings.mean_tolerance`` for the mode; the solve for the mean adds its own error
 
 
 class LaplaceGP(ExactGP):
     """A Gaussian process f on a grid with gaps, observed through a likelihood that is not Gaussian.
 
-    Laplace's approximation: the posterior of f is the Gaussian around its mode whose curvature is that of the exact
-    posterior. It is the posterior of Gaussian pseudo-observations at the same cells, one noise variance each. Means,
-    variances, draws and preconditioners are therefore those of an ``ExactGP``.
+    It uses Laplace's approximation: the posterior of f is replaced by a Gaussian at its mode, with the curvature of the
+    exact posterior there. This is also the posterior of Gaussian pseudo-observations at the same cells, each with its
+    own noise variance. Means, variances, draws and preconditioners are therefore those of an ``ExactGP``.
 
-    Write it like an ``ExactGP``. ``model(x)`` is the distribution of f, ``model.likelihood(model(x))`` GPyTorch's
-    predictive distribution of observations. :func:`fit` trains it, or a loop of your own with a
+    Write it like an ``ExactGP``. ``model(x)`` is the distribution of f. ``model.likelihood(model(x))`` is GPyTorch's
+    predictive distribution of observations. Train it by :func:`fit`, or in a loop of your own with a
     :class:`LaplaceMarginalLogLikelihood`.
 
     :param train_inputs: cells of the observations. shape (N, D)
     :param train_targets: observations, such as counts, classes 0 and 1, or shares. shape (N,)
     :param likelihood: a GPyTorch likelihood whose ``likelihood(f)`` is a distribution with a ``log_prob`` per value:
         Bernoulli, Poisson, negative binomial, Student's t, Beta, Laplace, or your own.
-    :raises ValueError: if the likelihood cannot have one of the observations.
+    :raises ValueError: if an observation is impossible under the likelihood.
 
     >>> import gpytorch, torch, gpytorch_gaps as gaps
     >>> class Model(gaps.LaplaceGP):
@@ -59,14 +59,14 @@ class LaplaceGP(ExactGP):
         self.train_targets = train_targets
         self.likelihood = likelihood
         self.prediction_strategy = None
-        self._last_weights: list[Tensor] = []  # of the last two modes
+        self._last_weights: list[Tensor] = []  # weights of the last two modes
         self._mode: LaplaceMode | None = None
         check_observations(likelihood, train_targets, self.train_inputs[0].size(-2), "train_targets")
 
     def set_train_data(self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True) -> None:
-        """Replaces observations, their cells, or both; hyperparameters stay.
+        """Replaces observations, their cells, or both. Hyperparameters do not change.
 
-        :raises ValueError: if the likelihood cannot have one of the observations; the model keeps its data.
+        :raises ValueError: if an observation is impossible under the likelihood. The model then keeps its data.
         """
         rows = _as_inputs(inputs)[0].size(-2) if inputs is not None else self.train_inputs[0].size(-2)
         check_observations(self.likelihood, self.train_targets if targets is None else targets, rows, "targets")
@@ -93,7 +93,7 @@ class LaplaceGP(ExactGP):
 
     @property
     def mode(self) -> LaplaceMode:
-        """The mode of the latent function, and the pseudo-observations, with the present hyperparameters.
+        """The mode of the latent function, and the pseudo-observations, with the current hyperparameters.
 
         :raises RuntimeError: in training mode.
         """
@@ -106,29 +106,29 @@ class LaplaceGP(ExactGP):
         return self._mode
 
     def find_mode(self, prior: MultivariateNormal, targets: Tensor) -> LaplaceMode:
-        """The mode of the latent function, from that of the last call.
+        """The mode of the latent function. Iterations start from the modes of earlier calls.
 
-        :param prior: of the latent function at the observations.
+        :param prior: distribution of the latent function at the observations.
         :param targets: the observations. shape (N,)
         """
         config = settings.current()
         tolerance = _SHARE_OF_TOLERANCE * (config.mean_tolerance or 1.0)
         known = [weights for weights in self._last_weights if len(weights) == len(targets)]
-        # as hyperparameters move, so does the mode: mostly on a straight line
+        # the mode changes with the hyperparameters, nearly linearly: extrapolate from the last two
         starts = [*known[-1:], *([2.0 * known[-1] - known[-2]] if len(known) == 2 else [])]
         mode = find_mode(prior, self.likelihood, targets, config, tolerance, starts)
         self._last_weights = [*known, mode.weights][-2:]
         return mode
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
-        """Not available: new observations move the mode.
+        """Not available: new observations change the mode.
 
         :raises NotImplementedError: always.
         """
-        raise NotImplementedError("get_fantasy_model: new observations move the mode; use set_train_data instead")
+        raise NotImplementedError("get_fantasy_model: new observations change the mode; use set_train_data instead")
 
 
 def _as_inputs(given: Any) -> tuple[Tensor, ...]:
-    """One tensor or several, with a column each at least. shape: (N, D) each"""
+    """One or several tensors as a tuple of tensors with at least one column. shape: (N, D) each"""
     inputs = (given,) if torch.is_tensor(given) else tuple(given)
     return tuple(own.unsqueeze(-1) if own.dim() == 1 else own for own in inputs)

@@ -1,7 +1,7 @@
-"""One preconditioner for several solves: the matrices ``K + D`` of Newton's method differ in the noise alone.
+"""One preconditioner for several solves: the matrices ``K + D`` of Newton's method differ only in the noise.
 
-Where ``D / c <= D' <= c D``, the eigenvalues of ``(K + D)^-1 (K + D')`` lie between 1 / c and c: what preconditions the
-one matrix well serves the other nearly as well, and costs neither a plan nor a set-up.
+If ``D / c <= D' <= c D``, the eigenvalues of ``(K + D)^-1 (K + D')`` lie between 1 / c and c. A good preconditioner of
+one matrix is then nearly as good for the other, and it needs neither a new plan nor a new set-up.
 """
 
 import copy
@@ -19,7 +19,7 @@ _FURTHEST = 2.0  # c
 
 @contextmanager
 def reusing(system: NoisySystem, preconditioner: Any) -> Iterator[None]:
-    """Inside, solves of a system use a preconditioner that is at hand, if there is one."""
+    """Inside, solves of a system use the given preconditioner, unless it is None."""
     system.reused_preconditioner = preconditioner
     try:
         yield
@@ -28,7 +28,7 @@ def reusing(system: NoisySystem, preconditioner: Any) -> Iterator[None]:
 
 
 class SharedPreconditioner:
-    """The last preconditioner that was set up, and the noise that it was set up for."""
+    """The last preconditioner that was set up, and its noise."""
 
     def __init__(self) -> None:
         self._preconditioner: Any = None
@@ -36,7 +36,7 @@ class SharedPreconditioner:
 
     @contextmanager
     def serving(self, system: NoisySystem) -> Iterator[None]:
-        """Inside, solves of a system use the preconditioner if the noise is close; otherwise they set up the next."""
+        """Inside, solves of a system use the preconditioner if its noise is close. Otherwise they set up a new one."""
         serves = self._noise is not None and _distance(self._noise, system.noise) <= math.log(_FURTHEST)
         with reusing(system, self._preconditioner if serves else None):
             yield

@@ -22,9 +22,9 @@ _VERSION = 2
 
 
 class Checkpoint:
-    """The last completed step of a run, and a description of the problem that it belongs to.
+    """The last completed step of a run, and a description of its problem.
 
-    Of several processes, only the first reads and writes the file.
+    If there are several processes, only the first reads and writes the file.
 
     :param path: the file, which need not exist.
     :param run: the :class:`~gpytorch_gaps.training.run.TrainingRun`.
@@ -39,7 +39,7 @@ class Checkpoint:
         comm = self.run.comm
         own = comm.run_on_all("reading its checkpoint", lambda: self._read_or_start() if comm.is_main else None)
         if own is not None and comm.size > 1:
-            own.pop("warm_start", None)  # every process solves for columns of its own
+            own.pop("warm_start", None)  # the columns of the first process; every process has its own
         content = comm.gather(own, "the checkpoint")[0]
         if content is not None:
             self._resume(content)
@@ -47,7 +47,7 @@ class Checkpoint:
     def _read_or_start(self) -> dict[str, Any] | None:
         content = self._file.read({"problem", "history", *self.run.state} - {"warm_start"})
         if content is None:
-            self.save()  # a path that cannot be written is found now, not in an hour
+            self.save()  # reports a path that cannot be written now, and not in an hour
             return None
         self._file.require_same(_differences(content["problem"], self.problem))
         return content
@@ -72,7 +72,7 @@ class Checkpoint:
 
 
 def problem_of(run: Any) -> dict[str, Any]:
-    """Everything in which a checkpoint and the run that resumes it must agree."""
+    """Everything that must be the same in a checkpoint and in the run that resumes from it."""
     model, optimizer = run.model, run.optimizer
     named = list(model.named_parameters())
     fixed = [parameter for _, parameter in named if not parameter.requires_grad]

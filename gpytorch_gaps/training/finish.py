@@ -2,15 +2,16 @@
 
 Adam with a constant learning rate circles around an optimum, so losses that stop decreasing do not mean convergence.
 After a plateau, L-BFGS takes steps ``-H^-1 g``. If log-determinants are estimated, it uses the fixed probes of a warm
-start, which make the loss a smooth function; probes drawn from a preconditioner would jump with its eigenvectors. It
-uses gradients only: their estimates are not exactly the gradients of the estimated values, which would mislead a line
-search. With the gradient g and Hessian H of the negative log likelihood in nats, a step is expected to gain
+start, so that the loss is a smooth function. (Probes drawn from a preconditioner would change abruptly with its
+eigenvectors.) It uses gradients only. A line search would be unreliable, because estimated gradients are not exactly
+the gradients of estimated values. With the gradient g and Hessian H of the negative log likelihood in nats, the
+expected gain of a step is
 
     g' H^-1 g / 2
 
 This is half the squared distance to the optimum, in standard deviations of the hyperparameters' posterior. At 1e-4
-nats, every hyperparameter is within 1.5 % of its standard deviation from the optimum. (The optimum for k fixed probes
-is itself off by up to ``1 / sqrt(k)`` standard deviations.)
+nats, the distance of every hyperparameter from the optimum is below 1.5 % of its standard deviation. (The optimum for k
+fixed probes has itself an error of up to ``1 / sqrt(k)`` standard deviations.)
 """
 
 import math
@@ -29,13 +30,13 @@ PLATEAU_WINDOW = 5  # losses that are averaged before a comparison: single ones 
 FINISH_PROBES_FACTOR = 2  # number of fixed probes, relative to the number of probes in the steps before
 CONVERGED_GAIN_NATS = 1e-4  # expected gain of a step below which a fit has converged
 _MAX_PAIRS = 10  # pairs (step, change of the gradient) from which the curvature is estimated
-_MAX_PARAMETER_CHANGE = 0.5  # of a raw parameter in one step: farther away, the curvature is different
+_MAX_PARAMETER_CHANGE = 0.5  # largest change of a raw parameter in one step: the curvature changes with distance
 
 
 class Plateau:
-    """Counts the steps since the mean of the last five losses has decreased by `min_improvement` nats.
+    """Counts the steps since the mean of the last five losses last decreased by `min_improvement` nats.
 
-    :param patience: number of such steps that make a plateau; None for never.
+    :param patience: the number of these steps that is a plateau. None: there is never a plateau.
     """
 
     def __init__(self, patience: int | None, min_improvement: float) -> None:
@@ -55,7 +56,7 @@ class Plateau:
             self._waited += 1
 
     def replay(self, history: History) -> None:
-        """Adds the steps of a resumed run that the optimizer took."""
+        """Adds the optimizer's steps of a resumed run."""
         for loss, gain in zip(history.loss, history.expected_gain, strict=True):
             if gain is None:
                 self.add(loss * history.num_observations)
@@ -66,10 +67,10 @@ class Plateau:
 
 
 class QuasiNewton(Optimizer):
-    """L-BFGS without a line search, for the last steps to an optimum: one evaluation per step.
+    """L-BFGS without a line search, for the last steps to an optimum. Each step takes one evaluation of the loss.
 
-    It starts from ``H = I`` for the mean loss per observation: each observation adds at most 1/2 to the curvature in
-    the logarithm of a scale.
+    It starts from ``H = I`` for the mean loss per observation, because each observation adds at most 1/2 to the
+    curvature in the logarithm of a scale.
 
     :param parameters: the parameters to optimize.
     """
@@ -125,8 +126,8 @@ class QuasiNewton(Optimizer):
 def _times_inverse_curvature(gradient: Tensor, pairs: list[list[Tensor]]) -> Tensor:
     """``H^-1 g`` by the two-loop recursion of L-BFGS (Nocedal & Wright 2006, algorithm 7.4).
 
-    Unknown directions get the smallest curvature seen so far, ``s'y / s's``, so that their gain is over- rather than
-    underestimated.
+    Unknown directions get the smallest curvature found so far, ``s'y / s's``: their gain is then overestimated rather
+    than underestimated.
     """
     result, weights = gradient.clone(), []
     for step, change in reversed(pairs):

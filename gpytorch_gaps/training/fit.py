@@ -42,9 +42,9 @@ def fit(
 ) -> History:
     """Maximizes the marginal log likelihood of `model` over its parameters that require a gradient.
 
-    However the fit ends, the model and its likelihood are left in eval mode, ready to predict. An exception other than
-    :class:`FitError`, Ctrl-C included, is raised again after the unfinished step was undone and, with `checkpoint`, the
-    state was saved. Its attribute `history` holds the completed steps.
+    At the end, the model and its likelihood are in eval mode, ready to predict, even if the fit fails. If an exception
+    other than :class:`FitError` interrupts the fit (such as Ctrl-C), the unfinished step is undone, the state is saved
+    to `checkpoint`, and the exception is raised again. Its attribute `history` holds the completed steps.
 
     :param model: the model, with training data.
     :param steps: total number of steps, including those of a resumed checkpoint.
@@ -53,26 +53,26 @@ def fit(
         parameters of the model. Default: Adam. L-BFGS works too: a step may evaluate the loss several times.
     :param progress: whether to show a progress bar on stderr.
     :param checkpoint: file to which the state is saved at the start, every `checkpoint_every` steps and at the end. If
-        it exists, the run resumes from it, with its parameters, optimizer and random state of torch. The trajectory
-        is that of an uninterrupted run with the same checkpoints, bit for bit on the same machine. A finished run
+        it exists, the run resumes from it, with its parameters, optimizer and random state of torch. On the same
+        machine, the results are bit for bit those of an uninterrupted run with the same checkpoints. A finished run
         returns immediately.
     :param checkpoint_every: number of steps between saves.
     :param patience: number of steps without improvement after which L-BFGS replaces the optimizer. An improvement is a
         decrease of the mean of the last five losses by `min_improvement`. L-BFGS uses fixed probes and stops when a
         step is expected to gain less than 1e-4 nats; ``history.converged`` is then True. None: the optimizer takes all
         steps.
-    :param min_improvement: in nats, for all observations together.
+    :param min_improvement: smallest decrease of the loss that is an improvement, in nats for all observations together.
     :param mll: objective to maximize. Default: ``ExactMarginalLogLikelihood(model.likelihood, model)``, and for a
         :class:`LaplaceGP` its :class:`LaplaceMarginalLogLikelihood`.
     :param warm_start: for 10^5 observations and more: solves start from the solutions of the previous step, with the
         same probes at every step and a loose tolerance. Pass a :class:`WarmStart` to choose the number of probes and
-        the tolerance. No effect on exact log-determinants. A resumed run sets up its preconditioners again, so its
-        trajectory equals that of an uninterrupted run to the tolerance only.
-    :param group: process group of ``torch.distributed``, such as :func:`gpytorch_gaps.distributed.process_group`
-        returns. Its members make the same call with the same model and data, and share the solves of every step. All
-        start from the parameters and the random state of the first process, and end with the same parameters. Exact
-        log-determinants are not shared. The first process writes the checkpoint.
-    :return: what every step did.
+        the tolerance. Exact log-determinants are not affected. A resumed run sets up its preconditioners again, so that
+        its results equal those of an uninterrupted run only up to the tolerance.
+    :param group: process group of ``torch.distributed``, such as the result of
+        :func:`gpytorch_gaps.distributed.process_group`. Its members make the same call with the same model and data,
+        and share the solves of every step. All start from the parameters and the random state of the first process, and
+        end with the same parameters. Exact log-determinants are not shared. The first process writes the checkpoint.
+    :return: the record of all steps.
     :raises FitError: if the loss, a gradient or a parameter is no longer finite. The model then has its last parameters
         with a finite loss.
     :raises ValueError: if an argument is not valid, or the checkpoint belongs to other data, parameters, optimizer or
@@ -101,7 +101,7 @@ def fit(
         memory = _checked_warm_start(warm_start)
         return options, TrainingRun(model, objective, _checked_optimizer(model, optimizer, lr), memory, comm)
 
-    options, run = comm.run_on_all("checking what it was given", prepare)
+    options, run = comm.run_on_all("checking its arguments", prepare)
     if comm.size > 1:
         comm.require_same({**_flat(problem_of(run)), **options.described(), **_details(run)})
         same_start(model, comm)
@@ -111,7 +111,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Options:
-    """The checked arguments that decide how long a fit runs and what it saves."""
+    """The checked arguments that determine how long a fit runs and when it saves."""
 
     steps: int
     checkpoint: Path | None
@@ -175,11 +175,11 @@ def _advance(run: TrainingRun, plateau: Plateau, steps: int) -> str:
     return ""
 
 
-# -- what several processes must agree on ------------------------------------------------------------------------------
+# -- what must be the same in all processes ----------------------------------------------------------------------------
 
 
 def _details(run: TrainingRun) -> dict[str, str]:
-    """What else affects the steps: groups and state of an Optimizer object, and the arguments of modules."""
+    """Everything else that affects the steps: groups and state of an Optimizer object, and arguments of modules."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
     entries = [entry for state in run.optimizer.state_dict()["state"].values() for entry in state.values()]
     return {
@@ -204,7 +204,7 @@ def _checked_mll(model: ExactGP, mll: MarginalLogLikelihood | None) -> MarginalL
     if not isinstance(model, ExactGP):
         raise _error("model", type(model).__name__, "a gpytorch.models.ExactGP")
     if model.train_inputs is None or model.train_targets is None or not model.train_targets.numel():
-        raise _error("model", "one without training data", "train_inputs and train_targets; see set_train_data")
+        raise _error("model", "no training data", "train_inputs and train_targets; see set_train_data")
     rows = model.train_inputs[0].size(-2)
     if model.train_targets.size(-1) != rows:
         came = f"train_targets of shape {tuple(model.train_targets.shape)}"

@@ -43,9 +43,9 @@ class History:
     expected_gain: list[float | None] = field(default_factory=list)
     """Expected gain of an L-BFGS step at the end of a fit, in nats for all observations; None for other steps."""
     num_observations: int = 0
-    """Observations of each GP: ``loss * num_observations`` is in nats."""
+    """Number of observations of each GP: ``loss * num_observations`` is in nats."""
     num_distrusted: int | None = None
-    """Observations with gross errors; None unless the likelihood is robust."""
+    """Number of observations with gross errors; None unless the likelihood is robust."""
     stopped: str = ""
     """Why the fit ended: ``"converged"``, ``"plateau"``, ``"steps"`` or ``"interrupted"``; empty before the end.
 
@@ -63,7 +63,7 @@ class History:
 
     @property
     def converged(self) -> bool:
-        """Whether an optimum was reached, judged by the gradient and the curvature."""
+        """Whether an optimum was reached, according to the gradient and the curvature."""
         return self.stopped == "converged"
 
     def as_dict(self) -> dict[str, list]:

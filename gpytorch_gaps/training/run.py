@@ -1,4 +1,4 @@
-"""A fit in progress: its steps, and the states that it can be reset to."""
+"""A fit in progress: its steps, and the states to which it can be reset."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ from gpytorch_gaps.training.finish import CONVERGED_GAIN_NATS, FINISH_PROBES_FAC
 from gpytorch_gaps.training.history import FitError, History, count_iterations, logdet_error
 from gpytorch_gaps.utils.threads import threads_for
 
-_STEPS_BETWEEN_WEIGHINGS = 10  # of the optimizer, of observations that may have gross errors
+_STEPS_BETWEEN_WEIGHINGS = 10  # optimizer steps between two searches for gross errors
 
 
 class TrainingRun:
@@ -50,14 +50,14 @@ class TrainingRun:
         self.finish: QuasiNewton | None = None
         self._finish_warm_start: WarmStart | None = None  # fixed probes for the last steps of a run without warm start
         self.history = History()
-        # one entry for every evaluation of the loss in the present step
+        # one entry for every evaluation of the loss in the current step
         self._losses: list[float] = []
         self._records: list[SolveRecord] = []
         self._gradient_seconds: list[float] = []
         self.mark_start()
 
     def mark_start(self) -> None:
-        """Makes the present state the one that the run continues from, and falls back to."""
+        """Stores the current state, from which the run continues and to which it falls back."""
         self.state = self.last_finite_state = self.snapshot()
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class TrainingRun:
         optimizer: Any = self.finish or self.optimizer
         optimizer.step(self._evaluate)
         if not self._losses:
-            came, expected = "one that never evaluates the loss", "one whose step(closure) calls the closure"
+            came, expected = "an optimizer that never evaluates the loss", "one whose step(closure) calls the closure"
             raise ValueError(f"fit: optimizer: got {came}, expected {expected}")
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self._refuse_non_finite("parameters", trained)
@@ -109,9 +109,9 @@ class TrainingRun:
         return not torch.equal(before, likelihood.distrusted)
 
     def begin_finish(self) -> bool:
-        """Replaces the optimizer by L-BFGS, unless the loss is not a deterministic function of the parameters.
+        """Replaces the optimizer by L-BFGS if the loss is a deterministic function of the parameters.
 
-        Two evaluations then differ: with dropout in a network, or with new probes every time for a batch of models.
+        It is not if two evaluations differ: with dropout in a network, or with new probes for a batch of models.
         """
         self._make_finish()
         try:
@@ -134,7 +134,7 @@ class TrainingRun:
 
     @property
     def converged(self) -> bool:
-        """Whether the last two steps were expected to gain almost nothing, and the curvature is known."""
+        """Whether the expected gain of the last two steps is almost zero, and the curvature is known."""
         last = self.history.expected_gain[-2:]
         known = self.finish is not None and len(last) == 2 and self.finish.knows_curvature
         return known and all(gain is not None and gain <= CONVERGED_GAIN_NATS for gain in last)
@@ -155,11 +155,11 @@ class TrainingRun:
             with self._threads(), record_solves() as record, self._warm_started(), settings.group(self.comm):
                 output = self.model(*self.model.train_inputs)
                 loss = -self.mll(output, self.model.train_targets).sum()
-                # all processes use the loss of the first, so that they decide alike
+                # all processes use the loss of the first, so that they take the same decisions
                 value = self.comm.from_main(loss.item(), loss.device, "likelihoods")
                 if not math.isfinite(value):
                     self._fail(f"the loss is {value}")
-                self.last_finite_state = self.state  # later evaluations in this step fall back to its start
+                self.last_finite_state = self.state  # if a later evaluation in this step fails, it is undone
                 started = time.perf_counter()
                 loss.backward()
                 average_gradients(self.model, self.comm)
@@ -174,7 +174,7 @@ class TrainingRun:
         return loss.detach().new_tensor(value)
 
     def _threads(self) -> AbstractContextManager:
-        """Threads for the products of a step, with the observations and all probes; unchanged without a grid."""
+        """The number of threads for products with the observations and all probes; unchanged without a grid."""
         grids = [part.grid for part in self.model.modules() if isinstance(part, GappyGridKernel)]
         if not grids:
             return nullcontext()
@@ -188,13 +188,13 @@ class TrainingRun:
 
     @contextmanager
     def _warm_started(self) -> Iterator[None]:
-        """Uses the warm start, if any; in the last steps with tolerances that leave no bias."""
+        """Uses the warm start, if any. In the last steps, its tolerances are tight enough to avoid bias."""
         memory = self._active_warm_start
         if memory is None:
             yield
             return
         if memory is self._finish_warm_start:
-            # Drops the preconditioners of the last step. A resumed run has none, and must take the same steps.
+            # Discards the preconditioners of the last step: a resumed run has none, and must take the same steps.
             memory.load_state_dict(memory.state_dict())
         with settings.warm_start(memory), nullcontext() if self.finish is None else memory.settling():
             yield
@@ -235,12 +235,12 @@ class TrainingRun:
             memory.forget()
 
     def fall_back(self, file: Checkpoint | None) -> None:
-        """Resets to the last parameters with a finite loss, also in the checkpoint, which may hold those that fail."""
+        """Resets to the last parameters with a finite loss. The checkpoint is replaced too: it may hold later ones."""
         self.state = self.last_finite_state
         self.restore(self.state)
         self.history.stopped = "interrupted"
         if file is not None:
-            with suppress(OSError):  # the first error matters more
+            with suppress(OSError):  # the error of the fit is more important than this one
                 file.save()
 
     def interrupt(self, error: BaseException, file: Checkpoint | None) -> None:
@@ -250,7 +250,7 @@ class TrainingRun:
         self.history.stopped = "interrupted"
         saved = ""
         if file is not None:
-            with suppress(OSError):  # a full disk may be the error that led here
+            with suppress(OSError):  # the original error may be a full disk
                 file.save()
                 saved = f"; fit(..., checkpoint={str(file.path)!r}) continues from there"
         error.add_note(f"fit: interrupted; the model holds the parameters after {len(self.history)} steps{saved}")

@@ -277,7 +277,7 @@ def test_targets_that_are_no_observations_are_refused(targets, came):
 def test_likelihoods_of_several_latent_functions_are_refused():
     grid, x, y = gaps.from_array(torch.ones(3, 3))
     with pytest.raises(
-        ValueError, match="got SoftmaxLikelihood, of several latent functions; expected a likelihood of one"
+        ValueError, match="got SoftmaxLikelihood with several latent functions, expected a likelihood with one"
     ):
         Model(x, y, gpytorch.likelihoods.SoftmaxLikelihood(num_features=1, num_classes=3), grid)
     model = Model(x, y, gpytorch.likelihoods.DirichletClassificationLikelihood(y.long()), grid)

@@ -1012,7 +1012,7 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_wrong_models_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"model: got Linear, expected a gpytorch\.models\.ExactGP"):
         fit(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="model: got one without training data"):
+    with pytest.raises(ValueError, match="model: got no training data"):
         fit(Model(None, None))
     frozen = make().requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
@@ -1034,7 +1034,7 @@ def test_an_optimizer_that_ignores_the_closure_is_refused():
         def step(self, closure=None):
             return None
 
-    with pytest.raises(ValueError, match="optimizer: got one that never evaluates the loss"):
+    with pytest.raises(ValueError, match="optimizer: got an optimizer that never evaluates the loss"):
         quiet(make(), 3, optimizer=Idle)
 
 
