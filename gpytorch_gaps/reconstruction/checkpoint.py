@@ -15,7 +15,7 @@ from gpytorch_gaps.utils.checkpoint import CheckpointFile
 
 _SECONDS_BETWEEN_SAVES = 10.0
 _VERSION = 1
-_SAME = 1e-8  # relative: sums over other numbers of processes differ by less, other problems by more
+_SAME = 1e-8  # relative difference: sums over other numbers of processes differ by less, other problems by more
 _DIFFERENCES = {
     "noise": "noise differs",
     "eigenvalues": "kernels, axes or tolerance differ",
@@ -24,10 +24,10 @@ _DIFFERENCES = {
 
 
 class WeightCheckpoint:
-    """The last weights, and what identifies the problem they belong to.
+    """The last weights, and the data that identify their problem.
 
-    The main process keeps replicated weights. Every process keeps its own sharded weights, in a file of its own.
-    `start` are the weights that an earlier call has left, or None; `draws` are deviations of draws that it left.
+    Replicated weights are kept by the main process. Sharded weights are kept by every process in a file of its own.
+    `start` are the weights of an earlier call, or None. `draws` are deviations of draws of an earlier call.
 
     :param path: the file; None for no checkpoint.
     :param rhs: ``Phi' W' y``.
@@ -50,7 +50,7 @@ class WeightCheckpoint:
         content = comm.run_on_all("reading its checkpoint", lambda: self._read(path, comm, sharded))
         found = comm.gather(content is not None, "the checkpoint")
         if not found[0] or (sharded and not all(found)):
-            return  # the shards of some processes are no start
+            return  # the weights cannot be used if the shards of some processes are missing
         kept = [] if content is None else [content["weights"], *content.get("draws", [])]
         count = comm.gather(len(kept), "the checkpoint")[0]
         held = [one.to(rhs.device) for one in kept] or [torch.empty_like(rhs) for _ in range(count)]
@@ -67,7 +67,7 @@ class WeightCheckpoint:
             if part and (not sharded or int(part[1]) != comm.size):
                 raise ValueError(
                     f"checkpoint: found {other.name}, written by {part[1]} processes; expected one written by "
-                    f"{comm.size}. Move it away to start afresh"
+                    f"{comm.size}. Try: move it away to start again"
                 )
         content = self._file.read({*self._problem, "weights", "iterations"})
         if content is None:

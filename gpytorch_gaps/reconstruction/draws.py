@@ -1,14 +1,14 @@
-"""Draws of the posterior of the weights, each as long as the basis, by one solve and one pass over the grid.
+"""Draws of the posterior of the weights. Each takes one solve and one pass over the grid.
 
 The weights have the prior ``N(0, T)`` and the posterior covariance ``s2 H^-1`` with ``H = s2 T^-1 + Phi' W'W Phi``. For
 ``w0`` from the prior and noise ``eps`` at the observed cells,
 
     r = s2 T^-1 w0 - Phi' W' eps        has the covariance ``s2 H`` and is independent of ``y = W Phi w0 + eps``,
     e = H^-1 r                          is a draw of the deviations from the posterior mean,
-    w0 - e                              is what y explains of w0. It is independent of r, and so of e.
+    w0 - e                              is the part of w0 that y explains. It is independent of r, and so of e.
 
-Noise is made of random signs, since variances ask for its second moments only. It depends on the seed and on the cell,
-not on how the grid is divided among processes.
+The noise consists of random signs, because variances depend only on its second moments. It depends on the seed and on
+the cell, but not on the division of the grid among processes.
 """
 
 import math
@@ -24,10 +24,10 @@ from gpytorch_gaps.reconstruction.weight_solver import WeightSolver
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 from gpytorch_gaps.utils.progress import with_bar
 
-_BLOCK_NUMBERS = 2**20  # cells whose noise is drawn at a time
-_BITS = 16  # draws whose signs share a random number
+_BLOCK_NUMBERS = 2**20  # number of cells whose noise is drawn at once
+_BITS = 16  # number of draws whose signs come from one random number
 _TOLERANCE = 1e-2  # in posterior standard deviations: far below the spread of draws
-_NORMALS, _SIGNS = 0, 1  # streams of random numbers
+_NORMALS, _SIGNS = 0, 1  # identify streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class WeightDraws:
     """Draws in float32, in units of the noise standard deviation. shape: (n, r_1, .., r_d) each."""
 
     deviation: Tensor  # e
-    unmasked: Tensor  # H0^-1 r, with the diagonal H0 = s2 T^-1 + N/M: the deviation if no gap mattered
+    unmasked: Tensor  # H0^-1 r, the deviation for the diagonal H0 = s2 T^-1 + N/M in place of H
     explained: Tensor  # w0 - e
     error_in_std: float  # certified bound on the error of every draw of f, in posterior standard deviations
 
@@ -48,10 +48,10 @@ def draw_weights(
 ) -> WeightDraws:
     """Draws of the posterior of the weights.
 
-    :param solver: that of the mean, whose preconditioner serves the draws as well.
+    :param solver: the solver for the mean. Its preconditioner is used for the draws too.
     :param count: number of draws.
-    :param seed: of the random numbers.
-    :param known: deviations that an earlier call has solved for, from which solves start.
+    :param seed: seed of the random numbers.
+    :param known: deviations from an earlier call. Solves start from them.
     :param keep: called with the number of each draw and its deviation.
     """
     space, size = solver.space, math.sqrt(solver.space.noise)
@@ -62,7 +62,7 @@ def draw_weights(
     with with_bar(None, "draws", total=count, unit="draw") as bar:
         for draw in range(count):
             normals = _normals(space, draw, seed)
-            rhs = space.shift.sqrt() * normals - projections[draw]  # over s
+            rhs = space.shift.sqrt() * normals - projections[draw]  # divided by s
             solver = solver.for_rhs(size * rhs, max(solver.tolerance, _TOLERANCE))
             found = solver.solve(known[draw] if draw < len(known) else None)
             keep(draw, found.weights)
@@ -102,7 +102,7 @@ def _noise_projections(space: WeightSpace, count: int, seed: int) -> Tensor:
 
 
 def _signs(space: WeightSpace, count: int, seed: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
-    """Blocks of the own slices, and random signs of each draw there. shape: (k, m_2, .., m_d), int8"""
+    """Blocks of this process's slices, and the random signs of each draw. shape: (k, m_2, .., m_d), int8"""
     rows, shape, device = space.weights.own_rows, space.basis.shape, space.products.device
     step = max(1, _BLOCK_NUMBERS // math.prod(shape[1:]))
     for block in range(rows.start // step, -(-rows.stop // step)):

@@ -1,14 +1,14 @@
 """The hyperparameters of product kernels and the noise as one vector, and derivatives of the factors in a basis.
 
-A positive hyperparameter, one with a lower bound only, is represented by the logarithm of its distance to the bound;
-any other by its raw value. The last entry of the vector is the logarithm of the noise variance.
+A hyperparameter that has only a lower bound is represented by the logarithm of its distance to the bound. Any other is
+represented by its raw value. The last entry of the vector is the logarithm of the noise variance.
 
-The derivative of a factor by hyperparameter p, in the units of its eigenvalues,
+The derivative of a factor with respect to hyperparameter p, in units of its eigenvalues,
 
     Y_ip = t_i^(-1/2) Phi_i' dK_i/dp Phi_i t_i^(-1/2),
 
-is as small as the basis. It is a central difference of the projected factor, whose relative error at an eigenvalue with
-the logarithmic derivative c is ``(c h)^2 / 6``: any kernel will do, and no eigenvector is differentiated.
+has only the size of the basis. It is a central difference of the projected factor. Its relative error at an eigenvalue
+with the logarithmic derivative c is ``(c h)^2 / 6``. This works for any kernel, and no eigenvector is differentiated.
 """
 
 import copy
@@ -26,15 +26,15 @@ from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.truncated import TruncatedEigen
 from gpytorch_gaps.reconstruction.inputs import kernel_matrix
 
-_DIFFERENCE = 3e-4  # h, of a logarithm
-_MOST = 500  # hyperparameters, whose derivatives and Fisher information are held together
+_DIFFERENCE = 3e-4  # h, a difference of logarithms
+_MOST = 500  # largest number of hyperparameters: all derivatives are held in memory
 
 AxisDerivatives = dict[int, Tensor]
 """Y_ip of one hyperparameter p for every axis i that it belongs to. shape: (r_i, r_i)"""
 
 
 class Hyperparameters:
-    """The hyperparameters of these kernels that require a gradient, and the noise.
+    """The noise, and the hyperparameters of the given kernels that require a gradient.
 
     :param kernels: one kernel or matrix per axis, in float64. Their parameters are set in place.
     :param noise: the noise variance.
@@ -52,7 +52,7 @@ class Hyperparameters:
             for name, parameter, constraint in kernel.named_parameters_and_constraints():
                 if not parameter.requires_grad:
                     continue
-                if id(parameter) in known:  # a kernel of several axes
+                if id(parameter) in known:  # several axes share a kernel
                     self._entries[known[id(parameter)]][2].append(axis)
                     continue
                 known[id(parameter)] = len(self._entries)
@@ -92,13 +92,13 @@ class Hyperparameters:
 
     @property
     def values(self) -> dict[str, float]:
-        """Hyperparameters in their own units, by name."""
+        """Values of the hyperparameters by name."""
         parts = [_value(parameter.detach().flatten(), constraint) for parameter, constraint, _ in self._entries]
         numbers = torch.cat([*parts, torch.tensor([self.noise], dtype=torch.float64)])
         return dict(zip(self.names, numbers.tolist(), strict=True))
 
     def copies(self) -> list[Kernel | Tensor]:
-        """The kernels as they are now; those of several axes remain one kernel."""
+        """Copies of the kernels. A kernel that several axes share remains a single kernel."""
         return copy.deepcopy(self.kernels)
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class Hyperparameters:
 
     @torch.no_grad()
     def derivatives(self, grid: CartesianGrid, basis: TruncatedEigen) -> list[AxisDerivatives]:
-        """Y_ip of every hyperparameter but the noise."""
+        """Y_ip of every hyperparameter except the noise."""
         scaled = [vectors / values.sqrt() for vectors, values in zip(basis.vectors, basis.values, strict=True)]
         vector, found = self.vector, []
         with self._restored():
@@ -127,14 +127,14 @@ class Hyperparameters:
         return found
 
     def _axes(self) -> Iterator[list[int]]:
-        """The axes of every entry of the vector but the noise."""
+        """The axes of every entry of the vector except the noise."""
         for parameter, _, axes in self._entries:
             for _ in range(parameter.numel()):
                 yield axes
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        """Leaves parameters as they were, bit for bit."""
+        """At the end, restores the parameters bit for bit."""
         before, noise = [parameter.detach().clone() for parameter, _, _ in self._entries], self.noise
         try:
             yield
@@ -146,7 +146,7 @@ class Hyperparameters:
 
 
 def _positive(constraint: Interval | None) -> Interval | None:
-    """The constraint, if it is a lower bound and nothing else."""
+    """The constraint if it is only a lower bound, else None."""
     if constraint is None or not bool(constraint.lower_bound.isfinite().all() & constraint.upper_bound.isinf().all()):
         return None
     return constraint

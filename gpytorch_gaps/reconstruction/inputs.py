@@ -1,4 +1,4 @@
-"""The arguments of `reconstruct`, checked before anything is read: a mistake is better found now than in an hour."""
+"""The arguments of `reconstruct`, checked before any values are read: reading may take an hour."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
 
 FEWEST_DRAWS = 8
 _NUMBERS = ("noise", "tolerance", "max_iterations", "memory", "draws", "seed")
-_DROPPED_SHARE = 1 / 400  # of the tolerance, for dropped eigenvalues, if the residuals of the data are as expected
+_DROPPED_SHARE = 1 / 400  # part of the tolerance for dropped eigenvalues, if residuals are as the model expects
 
 
 class Problem:
@@ -53,7 +53,7 @@ class Problem:
         self.draws, self.seed = check_integer("draws", draws, at_least=0), check_integer("seed", seed, at_least=0)
         if 0 < self.draws < FEWEST_DRAWS:
             raise ValueError(
-                f"draws: got {draws}; expected 0, or at least {FEWEST_DRAWS}, from which errors can be stated"
+                f"draws: got {draws}, expected 0 or at least {FEWEST_DRAWS}: fewer do not give error estimates"
             )
         self.grid, self.slabs = _grid_and_slabs(values, axes)
         self.mean = check_mean(mean, self.grid.shape)
@@ -61,7 +61,7 @@ class Problem:
         self.output, self.checkpoint = _paths(output, checkpoint)
 
     def require_same(self, values: Any, comm: Communicator) -> None:
-        """Refuse processes that were given different arguments, and more processes than there are slices."""
+        """Check that all processes have the same arguments, and that there are enough slices for all of them."""
         if comm.size == 1:
             return
         content = comm.run_on_all("looking at its values", lambda: describe_values(values))
@@ -91,25 +91,25 @@ class Problem:
 
     @property
     def truncation_error(self) -> float:
-        """The error of the mean from dropped eigenvalues, in posterior standard deviations, at a misfit of 1."""
+        """The error of the mean from dropped eigenvalues, in posterior standard deviations, for a misfit of 1."""
         return _DROPPED_SHARE * self.tolerance
 
 
 def truncation_level(tolerance: float, cells: int) -> float:
-    """Eigenvalues that may be dropped, relative to the noise, for an error of the mean of `tolerance` deviations.
+    """The level, relative to the noise, below which eigenvalues are dropped for an error within `tolerance`.
 
-    Without the part ``K_d`` of the kernel, of eigenvalues below a level, the mean at x lacks ``k_d(x, X) a`` with
-    ``a = (y - f) / s2``. For residuals as the model expects them, its variance is at most ``level k_d(x, x) / s2``. The
-    posterior variance at x is at least ``k_d(x, x)``, nearly. So the error is ``sqrt(level / s2)`` standard deviations,
-    or ``sqrt(2 log 2M)`` times that at the worst of M cells.
+    Let ``K_d`` be the part of the kernel with eigenvalues below the level. Without it, the mean at x lacks the term
+    ``k_d(x, X) a`` with ``a = (y - f) / s2``. If residuals are as the model expects, the variance of this term is at
+    most ``level k_d(x, x) / s2``. The posterior variance at x is, nearly, at least ``k_d(x, x)``. Hence the error is
+    ``sqrt(level / s2)`` standard deviations, or ``sqrt(2 log 2M)`` times that at the worst of M cells.
     """
     return (_DROPPED_SHARE * tolerance) ** 2 / (2.0 * math.log(2.0 * cells))
 
 
 def _own_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
-    """One kernel or matrix per axis. Kernels are copied, in float64: those of the user are not changed.
+    """One kernel or matrix per axis. Kernels are copied in float64, and those of the user are not changed.
 
-    A kernel that several axes share remains one kernel.
+    A kernel that several axes share remains a single kernel.
     """
     if not isinstance(kernels, Sequence | torch.nn.ModuleList):
         raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
@@ -129,7 +129,7 @@ def _own_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
 
 
 def _paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Path | None, Path | None]:
-    """Output and checkpoint, which lies beside the output unless it is given."""
+    """The paths of the output and of the checkpoint. Default of the checkpoint: a file beside the output."""
     target, state = (None if path is None else Path(path) for path in (output, checkpoint))
     if target is not None:
         require_place("output", target)
@@ -137,7 +137,7 @@ def _paths(output: str | Path | None, checkpoint: str | Path | None) -> tuple[Pa
             raise ValueError(f"output: got {target.name}, expected a name that ends in .npy")
         state = state or target.with_name(target.name + ".checkpoint")
         if state.resolve() == target.resolve():
-            raise ValueError(f"checkpoint: got {state}, the output itself; expected another file")
+            raise ValueError(f"checkpoint: got {state}, the path of the output; expected another file")
     if state is not None:
         refuse_directory("checkpoint", state)
     return target, state
@@ -165,7 +165,7 @@ def _grid_and_slabs(values: Any, axes: Sequence[Any] | None) -> tuple[CartesianG
 
 
 def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
-    """K_i at the coordinates of an axis, which is refused if it is no covariance matrix. shape: (m_i, m_i)"""
+    """K_i at the coordinates of an axis, checked to be a covariance matrix. shape: (m_i, m_i)"""
     if isinstance(kernel, Tensor):
         matrix = kernel.detach().to(device=x.device, dtype=torch.float64)
     else:
@@ -174,15 +174,15 @@ def kernel_matrix(axis: int, kernel: Kernel | Tensor, x: Tensor) -> Tensor:
         except RuntimeError as error:
             columns = x.size(-1)
             raise ValueError(
-                f"kernels: axis {axis} does not take its {columns} column{'s' if columns > 1 else ''}: {error}"
+                f"kernels: axis {axis} cannot be evaluated on {columns} column{'s' if columns > 1 else ''}: {error}"
             ) from error
     if matrix.shape != (len(x), len(x)):
         raise ValueError(f"kernels: axis {axis} gives shape {tuple(matrix.shape)}, expected {(len(x), len(x))}")
     largest, asymmetry = largest_and_asymmetry(matrix)
-    if not math.isfinite(largest + asymmetry):  # Python's max() would lose a NaN
+    if not math.isfinite(largest + asymmetry):  # Python's max() may ignore a NaN
         raise ValueError(f"kernels: axis {axis} gives NaN or infinite entries, expected finite ones")
     if asymmetry > 1e-3 * largest:
-        raise ValueError(f"kernels: axis {axis} differs from its transpose, expected symmetry")
+        raise ValueError(f"kernels: axis {axis} gives a matrix that is not symmetric, expected a symmetric one")
     if bool(matrix.diagonal().amin() < 0):
         raise ValueError(f"kernels: axis {axis} gives negative variances, expected a positive semi-definite matrix")
     return matrix

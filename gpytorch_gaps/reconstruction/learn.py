@@ -1,10 +1,11 @@
-"""Hyperparameters of a grid too large for a model, by its own marginal likelihood.
+"""Hyperparameters of a grid that is too large for a model, by its exact marginal likelihood.
 
-A step of Fisher's scoring (:mod:`gpytorch_gaps.reconstruction.scoring`) takes one pass over the values, a solve for the
-mean, one for each probe, and products of the size of the basis. The first steps use every k-th cell, the last ones all.
+A step of Fisher's scoring (:mod:`gpytorch_gaps.reconstruction.scoring`) takes one pass over the values, one solve for
+the mean, one solve per probe, and products of the size of the basis. The first steps use every k-th cell, the last
+steps all cells.
 
-This is a function of its own, beside :func:`reconstruct`, since it reads the values once per step where a
-reconstruction reads them once in all, and since hyperparameters serve other grids and other methods too.
+This function is separate from :func:`reconstruct` for two reasons: it reads the values once per step, a reconstruction
+only once; and hyperparameters are useful for other grids and other methods too.
 """
 
 from collections.abc import Sequence
@@ -42,11 +43,11 @@ def fit_reconstruction(
     seed: int = 0,
     progress: bool = True,
 ) -> LearnedKernels:
-    """Learn the hyperparameters of the kernels and the noise, of up to 10^9 cells, for :func:`reconstruct`.
+    """Learn the hyperparameters of the kernels and the noise from up to 10^9 cells, for :func:`reconstruct`.
 
     It maximizes the marginal likelihood of all observations, and needs no more memory than a reconstruction. The values
-    are read once per step. Kernels have to truncate: one that keeps all its eigenvectors takes several times the memory
-    of the grid.
+    are read once per step. Kernels must be smooth enough to truncate: if all eigenvectors are kept, the weights take
+    several times the memory of the grid.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -59,27 +60,27 @@ def fit_reconstruction(
     (True, 0.01)
     >>> result = gaps.reconstruct(values, [x, x], learned.kernels, learned.noise, progress=False)
 
-    :param values: the grid with NaN gaps: a tensor, an array, or anything that is sliced like one. Not modified.
-    :param axes: as in :func:`reconstruct`.
-    :param kernels: one GPyTorch kernel per axis, to start from, or the matrix of an axis that has nothing to learn.
-        Parameters that do not require a gradient stay as they are. A variance is learned if one of the kernels is a
-        ``ScaleKernel``. They are not modified.
+    :param values: the grid, with NaN in gaps: a tensor, an array, or any object that is sliced like one. Not modified.
+    :param axes: coordinates of each axis, as in :func:`reconstruct`.
+    :param kernels: one GPyTorch kernel per axis, with starting values, or the matrix of an axis without
+        hyperparameters. Parameters that do not require a gradient are not learned. A variance is learned if one of the
+        kernels is a ``ScaleKernel``. The kernels are not modified.
     :param noise: the noise variance to start from.
     :param mean: the prior mean, as in :func:`reconstruct`.
-    :param steps: the most steps.
-    :param tolerance: largest last step, in standard deviations of the hyperparameters given the data.
-    :param probes: the most random probes, each of which takes a solve per step. Where gaps are scattered two are
-        enough, where the basis is small none are needed. ``probe_error`` of the steps says what they leave.
-    :param max_iterations: of conjugate gradients, for each solve.
+    :param steps: largest number of steps.
+    :param tolerance: largest length of the last step, in standard deviations of the hyperparameters given the data.
+    :param probes: largest number of random probes. Each takes one solve per step. If gaps are scattered, two are
+        enough. If the basis is small, none are needed. ``probe_error`` of a step is the error that they cause.
+    :param max_iterations: largest number of conjugate gradient iterations per solve.
     :param memory: bytes that the preconditioner may take if gaps are clustered.
-    :param checkpoint: a file that is written after every step, from which the same call continues.
-    :param seed: of the probes.
+    :param checkpoint: a file that is written after every step. The same call continues from it.
+    :param seed: seed of the probes.
     :param progress: whether to show progress bars.
     :return: the kernels and the noise.
     :raises ValueError: if an argument is wrong, if nothing is observed, or if a checkpoint belongs to another problem.
     """
     if getattr(values, "shape", None) is None:
-        raise ValueError(f"values: got {type(values).__name__}; expected an array, since every step reads it again")
+        raise ValueError(f"values: got {type(values).__name__}, expected an array: every step reads the values again")
     options: dict[str, Any] = {"mean": mean, "max_iterations": max_iterations, "memory": memory, "seed": seed}
     problem = Problem(values, axes, kernels, noise, checkpoint=checkpoint, **options)
     steps = check_integer("steps", steps, at_least=1)

@@ -1,4 +1,4 @@
-"""What `fit_reconstruction` has learned, and how it went."""
+"""The result of `fit_reconstruction`, and the record of its steps."""
 
 import math
 from collections.abc import Sequence
@@ -10,19 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LearningStep:
-    """A step of :func:`fit_reconstruction`, as it was before its hyperparameters were changed.
+    """A step of :func:`fit_reconstruction`, before it changes the hyperparameters.
 
     >>> step = LearningStep({"noise": 0.1}, 0.3, 0.05, 500, 20, 0.1, 1e-3)
     >>> step.distance
     0.3
 
-    :param values: hyperparameters in their own units, by name.
+    :param values: values of the hyperparameters by name.
     :param distance: estimated distance to the maximum of the likelihood, in standard deviations of the hyperparameters.
-    :param probe_error: what random probes add to this distance, in the same unit; zero if there was nothing to
-        estimate.
+    :param probe_error: error of this distance from random probes, in the same unit; zero if nothing was estimated.
     :param num_train: number of observations that were used.
-    :param iterations: of conjugate gradients, for the mean.
-    :param seconds: of the step.
+    :param iterations: number of conjugate gradient iterations for the mean.
+    :param seconds: duration of the step.
     :param error_in_std: certified error of the mean, in posterior standard deviations.
     """
 
@@ -37,21 +36,21 @@ class LearningStep:
 
 @dataclass(frozen=True, eq=False)
 class LearnedKernels:
-    """Hyperparameters of greatest likelihood, as :func:`fit_reconstruction` returns them.
+    """Hyperparameters with the largest likelihood: the result of :func:`fit_reconstruction`.
 
     >>> learned = LearnedKernels([], 0.1, {"noise": 0.1}, {"noise": 0.01}, -20.0, 0.0, [], True)
     >>> print(learned)
     0 steps, converged: noise 0.1 +- 1 %; log-likelihood -20
 
-    :param kernels: the kernels with their hyperparameters, to be passed to :func:`reconstruct`.
+    :param kernels: the kernels with their hyperparameters, for :func:`reconstruct`.
     :param noise: the noise variance.
-    :param values: hyperparameters in their own units, by name.
-    :param deviations: their standard deviations given the data, as if gaps were spread evenly: relative ones of
-        positive hyperparameters, and of any others those of their raw values.
-    :param log_likelihood: of all observations, in nats, before the last step.
+    :param values: values of the hyperparameters by name.
+    :param deviations: their standard deviations given the data, for gaps that are spread evenly. They are relative for
+        positive hyperparameters; for others, they are those of the raw values.
+    :param log_likelihood: log-likelihood of all observations, in nats, before the last step.
     :param log_likelihood_error: its standard error from random probes.
-    :param steps: the steps.
-    :param converged: whether the last step, of all observations, was within the tolerance.
+    :param steps: the record of all steps.
+    :param converged: whether the last step used all observations and was within the tolerance.
     """
 
     kernels: Sequence[Kernel | Tensor]

@@ -25,28 +25,28 @@ from gpytorch_gaps.reports import NotConvergedWarning
 from gpytorch_gaps.utils.checkpoint import CheckpointFile
 from gpytorch_gaps.utils.files import digest
 
-_LEVEL = 1e-6  # of the noise, below which eigenvalues are dropped
-_LARGEST_CHANGE = 0.7  # of a logarithm in one step: farther away, the curvature is different
-_SOLVE_SHARE = 0.2  # of the distance to the maximum, that a solve may be off
-_LOOSEST_SOLVE = 0.3  # in posterior standard deviations
-_PART_TOLERANCE = 0.5  # distance to the maximum of a part of the data, after which all are used
-_SHORT_STEP = 0.3  # of a logarithm, along which the curvature hardly changes
-_NEAR = 10.0  # standard deviations, within which the likelihood is close to a parabola
+_LEVEL = 1e-6  # eigenvalues below this fraction of the noise are dropped
+_LARGEST_CHANGE = 0.7  # largest change of a logarithm in one step: the curvature changes with distance
+_SOLVE_SHARE = 0.2  # error of a solve, as a fraction of the distance to the maximum
+_LOOSEST_SOLVE = 0.3  # largest error of a solve, in posterior standard deviations
+_PART_TOLERANCE = 0.5  # distance to the maximum for a part of the data at which all data are used
+_SHORT_STEP = 0.3  # change of a logarithm over which the curvature hardly changes
+_NEAR = 10.0  # distance, in standard deviations, within which the likelihood is close to a parabola
 _MOST_PAIRS = 5
 _LEAST_DAMPING = 1 / 16
-_FEWEST_PROBES = 2  # which tell their own error
-_PROBE_SHARE = 0.3  # of the tolerance, that probes may add
+_FEWEST_PROBES = 2  # smallest number of probes that gives an estimate of their error
+_PROBE_SHARE = 0.3  # part of the tolerance for the error of probes
 _VERSION = 1
-_SAME = 1e-8  # relative, of sums over the same values
+_SAME = 1e-8  # largest relative difference of sums over the same values
 
 
 class Learner:
-    """Steps to the hyperparameters of greatest likelihood.
+    """Steps to the hyperparameters with the largest likelihood.
 
-    :param problem: the arguments.
-    :param values: those of the problem, of which a checkpoint keeps a hash.
-    :param probes: the most random probes.
-    :param tolerance: largest last step, in standard deviations.
+    :param problem: the checked arguments.
+    :param values: the values of the problem. A checkpoint keeps a hash of them.
+    :param probes: largest number of random probes.
+    :param tolerance: largest length of the last step, in standard deviations.
     """
 
     def __init__(self, problem: Problem, values: Any, probes: int, tolerance: float) -> None:
@@ -54,12 +54,12 @@ class Learner:
         self.hyperparameters = Hyperparameters(problem.kernels, problem.noise)
         self.steps: list[LearningStep] = []
         self.converged, self._uses_all = False, False
-        self._strides: tuple[int, ...] = ()  # of the part that the first steps use
+        self._strides: tuple[int, ...] = ()  # strides of the cells that the first steps use
         self._damping, self._before, self._probes = 1.0, math.inf, _FEWEST_PROBES
         self._value, self._deviations = (math.nan, math.nan), [math.nan] * len(self.hyperparameters)
-        self._last: tuple[Tensor, Tensor] | None = None  # step, and the gradient before it
+        self._last: tuple[Tensor, Tensor] | None = None  # last step, and the gradient before it
         self._pairs: list[tuple[Tensor, Tensor]] = []  # steps, and the change of the negative gradient by each
-        self._norms: dict[bool, float] = {}  # of the data, by whether they are all
+        self._norms: dict[bool, float] = {}  # norms of all data (True) and of a part (False)
         self._all = GridData(problem.grid, problem.slabs, problem.mean)
         self._file = None
         if problem.checkpoint is not None:
@@ -92,7 +92,7 @@ class Learner:
         solution, seconds = likelihood.solution, time.perf_counter() - begun
         numbers = (likelihood.space.num_train, solution.iterations, seconds, solution.error_in_std)
         self.steps.append(LearningStep(own.values, distance, found.probe_error, *numbers))
-        # the curvature may be underestimated where gaps are clustered: a step that led farther away was too long
+        # if gaps are clustered, the curvature may be underestimated: a step that increased the distance was too long
         too_long = distance > self._before
         self._damping = max(_LEAST_DAMPING, 0.5 * self._damping) if too_long else min(1.0, 2.0 * self._damping)
         change = self._damping * found.step(_LARGEST_CHANGE)
@@ -100,12 +100,12 @@ class Learner:
         self._last = (change, found.gradient)
         self._choose_probes(found)
         self._before = distance
-        if enough and not self._uses_all:  # what is known of a part says nothing of all
+        if enough and not self._uses_all:  # switch to all data: results for a part do not hold for them
             self._part, self._uses_all, self._before, self._last, self._pairs = None, True, math.inf, None, []
         self._save()
 
     def _likelihood(self, data: GridData) -> tuple[StreamedLikelihood, TruncatedEigen]:
-        """The likelihood at the present hyperparameters, solved for as well as the last distance requires."""
+        """The likelihood at the current hyperparameters. The tolerance of its solve depends on the last distance."""
         problem, basis = self.problem, self._basis(data)
         weights = ReplicatedWeights(basis)
         mask, rhs, norm = data.read(weights)
@@ -118,7 +118,7 @@ class Learner:
         return StreamedLikelihood(solver, rhs, norm), basis
 
     def _with_curvature(self, found: Score) -> Score:
-        """The score with the curvature along the last short steps near the maximum."""
+        """The score with a curvature that is corrected by the last short steps near the maximum."""
         if self._last is not None:
             step, gradient = self._last
             if self._before <= _NEAR and float(step.abs().max()) <= _SHORT_STEP:
@@ -126,23 +126,23 @@ class Learner:
         return found.corrected(self._pairs)
 
     def _choose_probes(self, found: Score) -> None:
-        """As many as the tolerance requires, by the error of those of this step."""
+        """Chooses the number of probes for the tolerance, from their error in this step."""
         if len(found.probes):
             needed = len(found.probes) * (found.probe_error / (_PROBE_SHARE * self.tolerance)) ** 2
             self._probes = max(_FEWEST_PROBES, min(self._most_probes, math.ceil(needed)))
 
     def _basis(self, data: GridData) -> TruncatedEigen:
-        """The eigenvectors of the kernel at the present hyperparameters, with signs that last from step to step."""
+        """The eigenvectors of the kernel at the current hyperparameters. Their signs do not change between steps."""
         found = truncated_eigh(self.hyperparameters.factors(data.grid), _LEVEL * self.hyperparameters.noise)
         return replace(found, vectors=tuple(_with_lasting_signs(own) for own in found.vectors))
 
     def result(self) -> LearnedKernels:
-        """What has been learned; warns if it has not converged."""
+        """The result. Warns if it has not converged."""
         if not self.converged:
             warnings.warn(
                 f"fit_reconstruction: after {len(self.steps)} steps, the maximum of the likelihood is estimated to be "
-                f"{self.steps[-1].distance:.2g} standard deviations away, expected {self.tolerance:g} at most. Try: "
-                "more steps, or other hyperparameters to start from.",
+                f"{self.steps[-1].distance:.2g} standard deviations away, expected at most {self.tolerance:g}. Try: "
+                "more steps, or other starting values of the hyperparameters.",
                 NotConvergedWarning,
                 stacklevel=4,
             )
@@ -155,7 +155,7 @@ class Learner:
     # -- the checkpoint ------------------------------------------------------------------------------------------------
 
     def _description(self, values: Any) -> dict[str, str]:
-        """Everything but the values of a file in which two runs must agree."""
+        """Everything that must be the same in two runs with the same checkpoint."""
         problem = self.problem
         return {
             "values": f"{tuple(problem.slabs.shape)} {describe_values(values)}",
@@ -197,14 +197,14 @@ class Learner:
         self._strides = content["strides"]
 
     def _recognize(self, norm: float) -> None:
-        """Refuse data of another size than those of the checkpoint."""
+        """Check that the data have the norm of those of the checkpoint."""
         known = self._norms.setdefault(self._uses_all, norm)
         if self._file is not None and abs(known - norm) > _SAME * known:
             self._file.require_same(["values or mean differ"])
 
 
 def _with_lasting_signs(vectors: Tensor) -> Tensor:
-    """Eigenvectors whose products with a fixed vector are positive. shape: (m, r)"""
+    """Eigenvectors with signs such that their products with a fixed vector are positive. shape: (m, r)"""
     generator = torch.Generator().manual_seed(len(vectors))
     fixed = torch.randn(len(vectors), generator=generator, dtype=vectors.dtype).to(vectors.device)
     return vectors * torch.where(fixed @ vectors < 0, -1.0, 1.0)

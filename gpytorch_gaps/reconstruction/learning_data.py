@@ -1,7 +1,7 @@
-"""The data that hyperparameters are learned from: first every k-th cell along each axis, then all cells.
+"""The data from which hyperparameters are learned: first every k-th cell along each axis, then all cells.
 
-Any part of the observations has an exact likelihood of its own. A kernel that is smooth from cell to cell is known
-nearly as well from every k-th cell, as long as some cells remain for each of its eigenfunctions.
+Any part of the observations has an exact likelihood. If the kernel is smooth from cell to cell, every k-th cell
+determines it nearly as well, as long as a few cells remain per eigenfunction.
 """
 
 import math
@@ -19,14 +19,14 @@ from gpytorch_gaps.reconstruction.sharding import Weights
 from gpytorch_gaps.reconstruction.slabs import Slabs, read_slabs
 from gpytorch_gaps.utils.progress import with_bar
 
-_ENOUGH_CELLS = 2**21  # of the first part
-_CELLS_PER_FUNCTION = 4  # of an axis, at the least: the first length-scales may be twice too long
-_WORTH_IT = 4  # times fewer cells, or all are taken from the beginning
+_ENOUGH_CELLS = 2**21  # number of cells of the first part
+_CELLS_PER_FUNCTION = 4  # smallest number along an axis: the first length-scales may be too long by a factor of two
+_WORTH_IT = 4  # the first part has at least so many times fewer cells; otherwise all steps use all cells
 
 
 @dataclass(frozen=True)
 class GridData:
-    """Values on a grid, with gaps, that can be read again and again."""
+    """Values on a grid with gaps that can be read several times."""
 
     grid: CartesianGrid
     slabs: Slabs
@@ -38,7 +38,7 @@ class GridData:
 
 
 def strides_for(shape: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
-    """Every how many cells of each axis the first steps take; ones if all cells are taken.
+    """The stride along each axis of the cells that the first steps use; ones if they use all cells.
 
     >>> strides_for((3840, 2160, 121), (44, 43, 19))
     (16, 8, 1)
@@ -66,7 +66,7 @@ def _cells(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def every_kth(data: GridData, strides: Sequence[int]) -> GridData:
-    """Part of the data, held in memory, minus their mean. All values are read once."""
+    """A part of the data, in memory, minus their mean. All values are read once."""
     first, *others = strides
     inner = tuple(slice(None, None, stride) for stride in others)
     parts = []

@@ -1,7 +1,7 @@
-"""The log marginal likelihood of a swept grid and its derivatives, from the weights of a basis.
+"""The log marginal likelihood of a grid, and its derivatives, in terms of the weights of a basis.
 
 With ``K = Phi T Phi'``, N observations, ``H = s2 T^-1 + G``, ``G = Phi' W'W Phi``, ``H w = b = Phi' W' y``, and
-``B = s2 T^(-1/2) H^-1 T^(-1/2)``, the share of the prior variance that remains,
+``B = s2 T^(-1/2) H^-1 T^(-1/2)``, the posterior variance in units of the prior,
 
     -2 log p = (y'y - b'w) / s2 + N log(2 pi s2) - log|B| .
 
@@ -9,16 +9,16 @@ A derivative of the kernel is ``Y = T^(-1/2) Phi' dK Phi T^(-1/2)`` in the basis
 
     2 d log p = v' Y v - tr((I - B) Y),        2 d log p / d log s2 = |y - W Phi w|^2 / s2 - N + tr(I - B) .
 
-If one factor has the derivative ``Y_i = t_i^(-1/2) Phi_i' dK_i Phi_i t_i^(-1/2)``, then Y is Y_i on axis i and the
-identity on the others: sums S_i of ``v v' - (I - B)`` over equal positions on the other axes are all that is needed,
-``2 d log p = <S_i, Y_i>``. What leaves the basis is as small as what was truncated.
+If only factor i depends on the hyperparameter, with the derivative ``Y_i = t_i^(-1/2) Phi_i' dK_i Phi_i t_i^(-1/2)``,
+then Y is Y_i on axis i and the identity on the others. With S_i the sum of ``v v' - (I - B)`` over equal positions on
+the other axes, ``2 d log p = <S_i, Y_i>``. The part of ``dK`` outside the basis is as small as the truncated part of K.
 
-Of B, a :class:`ReferenceMatrix` knows B0. The rest is estimated by probes z of random signs:
+A :class:`ReferenceMatrix` gives B0, a good approximation of B. The rest is estimated with probes z of random signs:
 
     tr((B0 - B) Y) = E ((B0 - B) z)' Y z ,       B z = T^(-1/2) H^-1 s2 T^(-1/2) z
 
-takes a solve per probe. ``log|B0| - log|B| = tr log(F^-1 H F^-T)`` with ``F F' = H0`` takes a Lanczos process per
-probe. Where gaps are scattered, H is close to H0, and few probes are needed.
+takes one solve per probe. ``log|B0| - log|B| = tr log(F^-1 H F^-T)`` with ``F F' = H0`` takes one Lanczos process per
+probe. If gaps are scattered, H is close to H0, and few probes are needed.
 """
 
 import math
@@ -33,9 +33,9 @@ from gpytorch_gaps.reconstruction.sharding import ShardedWeights
 from gpytorch_gaps.reconstruction.weight_solver import WeightSolver
 from gpytorch_gaps.solvers.krylov import ConjugateGradients
 
-_MOST_EXACT_WEIGHTS = 1000  # up to which the dense block holds all functions
-_MOST_PAIR_NUMBERS = 2**26  # of pair products of eigenvectors, which the dense block needs
-_LANCZOS_REDUCTION = 1e-3  # of a residual, at which a log-determinant is known to the square of that
+_MOST_EXACT_WEIGHTS = 1000  # with at most so many weights, the dense block contains all functions
+_MOST_PAIR_NUMBERS = 2**26  # largest size of the table of pair products of eigenvectors for the dense block
+_LANCZOS_REDUCTION = 1e-3  # reduction of the residual; the relative error of a log-determinant is about its square
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Derivatives:
     """Derivatives of the log-likelihood: ``d log p = <S_i, Y_i> / 2`` for every axis, and d log p / d log s2.
 
     :param axes: S_i, shape (r_i, r_i) each.
-    :param noise: by the logarithm of the noise variance.
+    :param noise: derivative with respect to the logarithm of the noise variance.
     :param probes: estimates of single probes minus their mean; empty if nothing was estimated.
     """
 
@@ -60,12 +60,12 @@ class Derivatives:
 
 
 class StreamedLikelihood:
-    """The likelihood at given hyperparameters. Making it solves for the weights.
+    """The likelihood at given hyperparameters. The constructor solves for the weights.
 
-    :param solver: of the weights of the posterior mean, for the data minus their prior mean.
+    :param solver: the solver for the weights of the posterior mean, given the data minus their prior mean.
     :param rhs: ``b = Phi' W' y`` of these data.
     :param norm: ``|y|``.
-    :param start: weights to start from.
+    :param start: starting values of the weights.
     """
 
     def __init__(self, solver: WeightSolver, rhs: Tensor, norm: float, start: Tensor | None = None) -> None:
@@ -73,8 +73,8 @@ class StreamedLikelihood:
         weights = self.space.weights
         if isinstance(weights, ShardedWeights):
             raise ValueError(
-                f"kernels: got {weights.size} weights, which several processes divide among them; expected a kernel "
-                "that truncates, or one process"
+                f"kernels: got {weights.size} weights, divided among several processes; expected a smoother kernel, "
+                "which keeps fewer eigenvectors, or one process"
             )
         if weights.size <= _MOST_EXACT_WEIGHTS and _pair_numbers(weights.basis.vectors) <= _MOST_PAIR_NUMBERS:
             solver.use_block(self.space.leading_block(weights.size))
@@ -86,16 +86,16 @@ class StreamedLikelihood:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is left for probes to estimate."""
+        """Whether the likelihood is exact, so that no probes are needed."""
         return self.reference.is_exact
 
     # -- the value -----------------------------------------------------------------------------------------------------
 
     def value(self, num_probes: int, seed: int) -> tuple[float, float]:
-        """``log p(y)`` in nats, and its standard error from the probes: infinite for one, zero if nothing is left.
+        """``log p(y)`` in nats, and its standard error: infinite for a single probe, zero if the value is exact.
 
         :param num_probes: number of Lanczos processes.
-        :param seed: of the random signs.
+        :param seed: seed of the random signs.
         """
         space = self.space
         explained = float(space.weights.dot(self._rhs + self.solution.left, self.solution.weights))
@@ -108,7 +108,7 @@ class StreamedLikelihood:
         return -0.5 * (terms + float(found.mean())), 0.5 * error
 
     def _log_determinant_left(self, probe: int, seed: int) -> float:
-        """``z' log(F^-1 H F^-T) z`` by a Lanczos process, which conjugate gradients from ``F z`` carry out."""
+        """``z' log(F^-1 H F^-T) z`` by a Lanczos process, computed by conjugate gradients for ``F z``."""
         space, signs = self.space, random_signs(self._kept, probe, seed)
         residual, shape = self.reference.root_matmul(signs).view(-1, 1), signs.shape
         run = ConjugateGradients(
@@ -132,10 +132,10 @@ class StreamedLikelihood:
     # -- derivatives ---------------------------------------------------------------------------------------------------
 
     def derivatives(self, num_probes: int, seed: int) -> Derivatives:
-        """Derivatives by the factors of the kernel, and by the noise.
+        """Derivatives with respect to the factors of the kernel, and to the noise.
 
-        :param num_probes: number of solves for what the reference matrix leaves.
-        :param seed: of the random signs.
+        :param num_probes: number of solves for the part that the reference matrix does not give.
+        :param seed: seed of the random signs.
         """
         space, axes = self.space, range(len(self.space.basis.ranks))
         scaled = self._inverse_roots * self.solution.weights
@@ -150,7 +150,7 @@ class StreamedLikelihood:
         return replace(known + mean, probes=tuple(one + mean * -1.0 for one in found))
 
     def _left_by_probe(self, probe: int, seed: int) -> Derivatives:
-        """An estimate of what the reference matrix leaves: minus ``((B0 - B) z) z'``, summed along every axis."""
+        """An estimate of the rest beyond the reference matrix: minus ``((B0 - B) z) z'``, summed along every axis."""
         signs = random_signs(self._kept, probe, seed)
         rhs = self.space.noise * self._inverse_roots * signs
         found = self.solver.for_rhs(rhs, self.solver.tolerance).solve()
@@ -172,10 +172,10 @@ def along(axis: int, left: Tensor, right: Tensor) -> Tensor:
 
 
 def random_signs(kept: Tensor, probe: int, seed: int) -> Tensor:
-    """Signs for the functions that are kept, zero elsewhere, in float64.
+    """Random signs for the functions that are kept, zeros elsewhere, in float64.
 
-    A sign depends on the positions of its function and on nothing else: if a kernel changes, and with it the number of
-    functions, probes stay what they were.
+    A sign depends only on the positions of its function. It does not change if a kernel changes, and with it the
+    number of functions.
     """
     number = _scramble(_scramble(torch.tensor(seed, device=kept.device)) + probe)
     for size in kept.shape:

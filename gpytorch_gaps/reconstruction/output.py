@@ -11,14 +11,14 @@ from gpytorch_gaps.utils.files import atomic_write, require_place
 
 
 class ResumableNpy:
-    """An ``.npy`` file that grows along its first axis as ``<path>.partial`` and moves to `path` once it is complete.
+    """An ``.npy`` file. It grows along its first axis as ``<path>.partial``, and moves to `path` once it is complete.
 
     ``<path>.partial.json`` records how many slices are on disk, and the name of their content. A later run with the
-    same name continues from there; any other run starts afresh.
+    same name continues from there. Any other run starts again.
 
-    :param path: where the complete file goes, on a file system that all processes share.
-    :param shape: of the whole array.
-    :param dtype: of the array, as NumPy names it.
+    :param path: path of the complete file, on a file system that all processes share.
+    :param shape: shape of the whole array.
+    :param dtype: NumPy's name of the dtype.
     :param name: identifies the content.
     :param rows: slices of the first axis that this process writes. Default: all.
     :param comm: processes that write the file together.
@@ -42,12 +42,12 @@ class ResumableNpy:
         written = comm.run_on_all("looking for its output", self._rows_on_disk)
         if all(found is not None for found in comm.gather(written, "looking for its output")):
             self.rows = written or self.rows
-        else:  # a process that has to start makes all others start too
+        else:  # if one process has to start, all others start too
             comm.run_on_all("making its output", self._make)
         self._offset = comm.run_on_all("opening its output", self._open).offset
 
     def _rows_on_disk(self) -> int | None:
-        """Where an earlier run with the same name has stopped; None if its file is missing or damaged."""
+        """The number of slices that an earlier run with the same name has written; None if there is no valid file."""
         require_place("output", self.path)
         try:
             record = json.loads(self._record.read_text())
@@ -55,14 +55,14 @@ class ResumableNpy:
             if record["name"] != self._name or type(rows) is not int or not self._own.start < rows <= self._own.stop:
                 return None
             size = self._partial.stat().st_size
-            array = self._open()  # in mode r+, a truncated file grows back to its full size, filled with zeros
+            array = self._open()  # mode r+ extends a truncated file to its full size with zeros
             whole = self._partial.stat().st_size == size and array.shape == self._shape and array.dtype == self._dtype
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
         return rows if whole else None
 
     def _make(self) -> None:
-        self._record.unlink(missing_ok=True)  # first: a record must never outlive its file
+        self._record.unlink(missing_ok=True)  # first, so that there is never a record without its file
         if self._comm.is_main:
             np.lib.format.open_memmap(self._partial, "w+", self._dtype, self._shape)
 
@@ -73,14 +73,14 @@ class ResumableNpy:
             if self._comm.is_main:
                 raise
             raise ValueError(
-                f"output: rank 0 has made {self._partial}, but it is not visible here; expected a file system that all "
-                "processes share"
+                f"output: rank 0 has created {self._partial}, but this process does not see it; expected a file system "
+                "that all processes share"
             ) from error
 
     def append(self, slab: np.ndarray) -> None:
-        """Write the next slices. They count once they are on disk.
+        """Write the next slices, and record them once they are on disk.
 
-        The file is written, not mapped: if two machines mapped a page, each would overwrite the part of the other.
+        The file is not memory-mapped: if two machines mapped the same page, one would overwrite the other's data.
         """
         if slab.shape[1:] != self._shape[1:] or self.rows + len(slab) > self._own.stop:
             came, expected = f"a slab of shape {slab.shape} at slice {self.rows}", self._shape[1:]
@@ -97,7 +97,7 @@ class ResumableNpy:
         atomic_write(self._record, lambda stream: stream.write(record))
 
     def finish(self) -> None:
-        """Move the complete file to its place. All processes have to call.
+        """Move the complete file to `path`. All processes must call this.
 
         :raises ValueError: if slices are missing.
         """

@@ -13,13 +13,13 @@ from gpytorch_gaps.utils.checks import check_number
 from gpytorch_gaps.utils.files import digest
 
 PriorMean = float | Callable[[Tensor], Tensor] | Any
-"""A number; a function of points, shape (Q, D) -> (Q,); or anything of the shape of the grid that is sliced."""
+"""A number; a function of points, shape (Q, D) -> (Q,); or an object with the shape of the grid that can be sliced."""
 
 _SLICES_COMPARED = 8
 
 
 def check_mean(mean: Any, shape: tuple[int, ...]) -> PriorMean:
-    """The mean, a float if it is a number.
+    """The mean, checked, and as a float if it is a number.
 
     :raises ValueError: if it is neither a number nor a function, and does not have the shape of the grid.
     """
@@ -29,7 +29,9 @@ def check_mean(mean: Any, shape: tuple[int, ...]) -> PriorMean:
     if len(own) == 0 or (isinstance(mean, Tensor) and mean.numel() == 1):
         return check_number("mean", mean)
     if tuple(own) != tuple(shape):
-        raise ValueError(f"mean: got shape {tuple(own)}, expected a number, a function, or {tuple(shape)} as of values")
+        raise ValueError(
+            f"mean: got shape {tuple(own)}, expected a number, a function, or {tuple(shape)}, the shape of values"
+        )
     return mean
 
 
@@ -48,7 +50,7 @@ def mean_of_slices(mean: PriorMean, grid: CartesianGrid, start: int, stop: int) 
         found = rows.detach() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float64))
         found = found.to(device=grid.axes[0].device, dtype=torch.float64)
     if not bool(found.isfinite().all()):
-        raise ValueError(f"mean: it has NaN or infinite values in slices {start} to {stop}, expected finite ones")
+        raise ValueError(f"mean: got NaN or infinite values in slices {start} to {stop}, expected finite ones")
     return found
 
 
@@ -60,7 +62,7 @@ def mean_at(mean: PriorMean, points: Tensor) -> float | Any:
     if isinstance(mean, float):
         return mean
     if not callable(mean):
-        raise ValueError("points: the mean is an array, known on the grid only; expected a number or a function")
+        raise ValueError("points: the mean is an array, given on the grid only; expected a number or a function")
     with torch.no_grad():
         found = torch.as_tensor(mean(points))
     if found.shape != points.shape[:1]:
@@ -69,14 +71,14 @@ def mean_at(mean: PriorMean, points: Tensor) -> float | Any:
 
 
 def describe_mean(mean: PriorMean) -> str:
-    """What several processes compare."""
+    """A description that several processes compare."""
     if isinstance(mean, float):
         return repr(mean)
     return f"function {type(mean).__name__}" if callable(mean) else f"{tuple(mean.shape)} {describe_values(mean)}"
 
 
 def name_of_mean(mean: PriorMean, grid: CartesianGrid) -> str:
-    """A name that distinguishes the files of one mean from those of another: of a number, or of some slices."""
+    """A name for files that depends on the mean: on its number, or on some of its slices."""
     if isinstance(mean, float):
         return repr(mean)
     size = grid.shape[0]

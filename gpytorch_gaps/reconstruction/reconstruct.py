@@ -1,7 +1,7 @@
-"""The posterior mean of a grid too large for a model: given hyperparameters, up to 10^9 cells, slab by slab.
+"""The posterior mean of a grid that is too large for a model: given hyperparameters, up to 10^9 cells, slab by slab.
 
-The values are read once. Of the grid only the mask is kept, one byte per cell. The unknowns are the weights of the
-kernel's own eigenvectors (:mod:`gpytorch_gaps.reconstruction.weight_space`), from which the mean follows anywhere.
+The values are read once. Only the mask of the grid is kept in memory, one byte per cell. The unknowns are the weights
+of the kernel's eigenvectors (:mod:`gpytorch_gaps.reconstruction.weight_space`). They give the mean at any point.
 
 Several processes divide a grid by slices of its first axis: each reads, masks and writes its own slices, and they
 exchange weights (:mod:`gpytorch_gaps.reconstruction.sharding`).
@@ -56,9 +56,8 @@ def reconstruct(
 ) -> Reconstruction:
     """The posterior mean of ``y = f + noise`` on a grid with gaps, where f is a GP with a product kernel.
 
-    Cost: about ten sweeps over the grid of ``4 M r`` FLOPs if gaps are scattered, r the rank of the longest axis. A
-    kernel that does not truncate keeps all its eigenvectors: the weights then need several times the memory of the
-    grid.
+    Cost if gaps are scattered: about ten sweeps over the grid of ``4 M r`` FLOPs, with r the rank of the longest axis.
+    A rough kernel keeps all its eigenvectors. The weights then need several times the memory of the grid.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> from gpytorch.kernels import RBFKernel
@@ -68,30 +67,31 @@ def reconstruct(
     >>> result.slab(10, 13).isnan().any().item(), result.report.converged
     (False, True)
 
-    :param values: the grid with NaN gaps: a tensor, an array, a ``numpy.memmap`` or anything that is sliced like one,
-        or an iterable of slabs along the first axis. Values are read once and not modified.
+    :param values: the grid, with NaN in gaps: a tensor, an array, a ``numpy.memmap``, any object that is sliced like
+        one, or an iterable of slabs along the first axis. Values are read once and not modified.
     :param axes: coordinates of each axis, shape (m_i,) or (m_i, d_i). None, for one axis or for all: 0, 1, .., m_i - 1.
     :param kernels: one GPyTorch kernel per axis, with its hyperparameters, or its matrix, shape (m_i, m_i).
     :param noise: the noise variance s2, above zero.
-    :param mean: the prior mean of f: a number; a background of the shape of `values`, in memory or sliced like it; or a
+    :param mean: the prior mean of f: a number; a background with the shape of `values`, in memory or sliced; or a
         function of coordinates, such as the mean module of a model or a linear trend, shape (Q, D) -> (Q,).
     :param tolerance: largest error of the mean, at every point, in units of the posterior standard deviation there.
         ``report.error_in_std`` is the bound that was reached.
-    :param max_iterations: of conjugate gradients, in all.
+    :param max_iterations: largest total number of conjugate gradient iterations.
     :param memory: bytes that the preconditioner may take if gaps are clustered.
     :param checkpoint: a file from which the same call continues after an interruption.
     :param output: an ``.npy`` file to write the mean to. It appears once it is complete. Until then,
         ``<output>.partial`` and ``<output>.checkpoint`` let the same call continue after an interruption.
-    :param draws: number of posterior draws from which standard deviations are estimated, 16 say; 0 for none. Each takes
-        a solve like that of the mean, and one more pass over the grid. ``report.std_error`` says how well standard
-        deviations are known.
-    :param seed: of the draws.
+    :param draws: number of posterior draws from which standard deviations are estimated, such as 16; 0 for none. Each
+        takes one solve like that of the mean, and one more pass over the grid. ``report.std_error`` is the error of
+        the standard deviations.
+    :param seed: seed of the draws.
     :param progress: whether to show progress bars.
-    :param group: a process group of ``torch.distributed``, such as :func:`gpytorch_gaps.distributed.process_group`
-        yields. All its members make the same call, divide the work by slices of the first axis, and get the same mean.
-        An array is that of the whole grid, of which each process reads its slices; an iterable yields the slabs of
-        those slices (:func:`gpytorch_gaps.distributed.own_slices`). Files are on a file system that all share.
-    :return: the posterior mean, to be evaluated in parts.
+    :param group: a process group of ``torch.distributed``, such as the result of
+        :func:`gpytorch_gaps.distributed.process_group`. All its members make the same call, divide the work by slices
+        of the first axis, and get the same mean. An array contains the whole grid, and each process reads its slices.
+        An iterable yields only the slabs of these slices (:func:`gpytorch_gaps.distributed.own_slices`). Files must be
+        on a file system that all processes share.
+    :return: the posterior mean, which is evaluated in parts.
     :raises ValueError: if an argument is wrong, if nothing is observed, or if a checkpoint belongs to another problem.
     :raises RankError: if another process of the group fails.
     """
@@ -114,8 +114,8 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
     slabs.rows = weights.own_rows
     if problem.draws and isinstance(weights, ShardedWeights):
         raise ValueError(
-            f"draws: got {problem.draws} for {weights.size} weights, which several processes divide among them; "
-            "expected draws=0, a kernel that truncates, or one process"
+            f"draws: got {problem.draws} for {weights.size} weights, divided among several processes; expected "
+            "draws=0, a smoother kernel, which keeps fewer eigenvectors, or one process"
         )
     grid, rhs, norm = read_slabs(slabs, weights, partial(mean_of_slices, problem.mean, problem.grid))
     space = WeightSpace(grid, weights, problem.noise)
@@ -154,7 +154,7 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
 def _with_draws(
     problem: Problem, solver: WeightSolver, state: WeightCheckpoint, report: ReconstructionReport
 ) -> tuple[DrawnVariance | None, ReconstructionReport]:
-    """Variances from draws, if they were asked for, and the report with what is known of them."""
+    """Variances from draws, if draws were requested, and the report with their accuracy."""
     if not problem.draws:
         return None, report
     started = time.perf_counter()
@@ -172,7 +172,7 @@ def _with_draws(
 
 
 def _report(solver: WeightSolver, found: WeightSolution, error_in_std: float) -> ReconstructionReport:
-    """What is known of a solve without a clock."""
+    """The report of a solve, without times."""
     space, tolerance = solver.space, solver.tolerance
     basis, comm = space.basis, space.weights.comm
     expected = f"about {solver.expected_iterations:.0f} iterations if the gaps are scattered"

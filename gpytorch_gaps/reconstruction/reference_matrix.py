@@ -1,11 +1,11 @@
-"""A matrix close to that of the weights, whose determinant and inverse are known.
+"""A matrix close to that of the weights. Its determinant and inverse are known.
 
 The matrix of the weights is ``H = s2 T^-1 + G``, ``G = Phi' W'W Phi``. Here H0 is the dense block of H on the leading
-functions, if there is one, and the diagonal ``s2 T^-1 + N/M`` elsewhere. What H0 says is exact; random probes have to
-estimate only what is left. If the block holds all functions, nothing is.
+functions, if there is one, and the diagonal ``s2 T^-1 + N/M`` elsewhere. The contribution of H0 is exact. Random probes
+estimate only the rest, which is zero if the block contains all functions.
 
-Everything is in units of the prior: ``B = s2 T^(-1/2) H^-1 T^(-1/2)`` is the share of the prior variance that remains,
-between 0 and 1, and B0 is the same of H0.
+Everything is in units of the prior: ``B = s2 T^(-1/2) H^-1 T^(-1/2)`` is the posterior variance in these units, with
+eigenvalues between 0 and 1. B0 is the same for H0.
 """
 
 import math
@@ -19,7 +19,7 @@ from gpytorch_gaps.reconstruction.weight_space import LeadingBlock, WeightSpace
 
 
 class ReferenceMatrix:
-    """H0, for boxes of weights that every process holds.
+    """H0, for replicated weights.
 
     :param space: the system of the weights.
     :param block: the dense block, or None.
@@ -50,7 +50,7 @@ class ReferenceMatrix:
 
     @cached_property
     def explained_outside(self) -> Tensor:
-        """The diagonal of ``I - B0`` outside of the block, zero inside of it. shape: (r_1, .., r_d)"""
+        """The diagonal of ``I - B0`` outside the block, and zero inside it. shape: (r_1, .., r_d)"""
         space = self.space
         return torch.where(self._outside, space.share / (space.shift + space.share), 0.0)
 
@@ -95,7 +95,7 @@ def _add_pairs(sums: Tensor, matrix: Tensor, positions: Tensor, axis: int, ranks
     others[axis] = 0
     place = ravel(others, ranks)
     order = (place * ranks[axis] + own).argsort()
-    for apart in range(ranks[axis]):  # functions of equal place are neighbours in this order
+    for apart in range(ranks[axis]):  # functions with the same place are neighbours in this order
         first, second = order[: len(order) - apart], order[apart:]
         same = place[first] == place[second]
         if not bool(same.any()):

@@ -1,4 +1,4 @@
-"""How a reconstruction went."""
+"""The report of a reconstruction."""
 
 import math
 import warnings
@@ -15,11 +15,11 @@ _ADVICE = "more max_iterations, more memory for the dense block of the precondit
 
 @dataclass(frozen=True, eq=False)
 class ReconstructionReport(SolveReport):
-    """How a reconstruction went, as `Reconstruction.report`.
+    """The report of a reconstruction, ``Reconstruction.report``.
 
     It has the fields of :class:`SolveReport`. `error_in_std` bounds the error of the mean at every point, in units of
-    the posterior standard deviation there. It includes what the solve has left, and what `kernel_error` and dropped
-    eigenvalues may add, which grows with `misfit`. `residual` is that of the system of the weights in float64,
+    the posterior standard deviation there. It includes the error of the solve, and those of `kernel_error` and dropped
+    eigenvalues, which grow with `misfit`. `residual` is that of the system of the weights in float64,
     ``|Phi'W'y - (s2 T^-1 + Phi'W'W Phi) w| / |Phi'W'y|``.
 
     >>> import numpy as np, gpytorch_gaps as gaps
@@ -30,9 +30,9 @@ class ReconstructionReport(SolveReport):
     >>> report.converged, report.num_train, report.error_in_std < 0.01
     (True, 1100, True)
 
-    :param kernel_error: a bound on ``|K - Phi T Phi'| / s2``: what truncation, factorisation and rounding leave out.
+    :param kernel_error: a bound on ``|K - Phi T Phi'| / s2``, the error of truncation, factorisation and rounding.
     :param misfit: root mean square of ``y - f`` at the observations, in units of the noise standard deviation. It is at
-        most about 1 if the noise is right.
+        most about 1 if the noise variance is correct.
     :param shape: cells along each axis.
     :param num_train: number of observed cells.
     :param ranks: number of eigenvectors that are kept on each axis.
@@ -40,14 +40,14 @@ class ReconstructionReport(SolveReport):
     :param read_seconds: seconds to read the values.
     :param setup_seconds: seconds to decompose the kernels.
     :param num_processes: number of processes.
-    :param traffic: what this process sent, from the beginning to the end of the solve.
+    :param traffic: messages and bytes that this process sent until the end of the solve.
     :param bytes_per_iteration: bytes that this process sent per iteration of the solve.
-    :param num_draws: number of draws that standard deviations come from.
-    :param std_error: 95 % of all standard deviations are within this share of themselves, each with a probability of
-        95 %: the error of estimates from so few draws, and of their solves.
-    :param median_std_error: the same for half of all standard deviations.
-    :param std_truncation: a bound on what dropped eigenvalues may add to standard deviations, relative to them.
-    :param draw_seconds: seconds that the draws took.
+    :param num_draws: number of draws for the standard deviations.
+    :param std_error: relative error of the standard deviations, from the number of draws and from their solves. Each
+        standard deviation is within its error with a probability of 95 %, and 95 % of the errors are below this number.
+    :param median_std_error: the median of these errors.
+    :param std_truncation: a bound on the relative error of standard deviations from dropped eigenvalues.
+    :param draw_seconds: seconds for the draws.
     """
 
     kernel_error: float = math.inf
@@ -84,7 +84,7 @@ class ReconstructionReport(SolveReport):
 
     @property
     def std_accuracy(self) -> str:
-        """How well standard deviations are known, in words; empty without draws."""
+        """The accuracy of the standard deviations in words; empty without draws."""
         if not self.num_draws:
             return ""
         median, nearly_all = 100 * self.median_std_error, 100 * self.std_error
@@ -101,7 +101,7 @@ class ReconstructionReport(SolveReport):
 
 
 def announce(report: ReconstructionReport, kernel_part: float) -> None:
-    """Record the report, and warn of what was not reached.
+    """Record the report, and warn if the tolerance was not reached.
 
     :param kernel_part: the part of `error_in_std` that is due to the truncated and rounded kernel.
     """

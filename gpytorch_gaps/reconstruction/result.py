@@ -21,17 +21,17 @@ from gpytorch_gaps.reconstruction.variance import DrawnVariance
 from gpytorch_gaps.utils.files import digest, refuse_directory
 from gpytorch_gaps.utils.progress import with_bar
 
-_SLAB_NUMBERS = 2**22  # numbers that are expanded at a time; four times as many are written at a time
+_SLAB_NUMBERS = 2**22  # numbers that are expanded at once; four times as many are written at once
 
 
 class Reconstruction:
-    """The posterior mean ``f = mean + Phi w`` of a grid, as :func:`reconstruct` returns it.
+    """The posterior mean ``f = mean + Phi w`` of a grid: the result of :func:`reconstruct`.
 
-    Attributes: `shape`; `dtype`, that of the values; `report`; `mean`; `weights`, a box with one axis for each axis of
-    the grid; and `rows`, the slices ``(start, stop)`` of the first axis that belong to this process.
+    Attributes: `shape`; `dtype`, that of the values; `report`; `mean`; `weights`, an array with one axis for each axis
+    of the grid; and `rows`, the slices ``(start, stop)`` of the first axis that belong to this process.
 
-    If several processes have made it, each can evaluate any slice, unless the kernel does not truncate: the weights
-    are then divided among the processes, and each evaluates its own `rows` only.
+    If there are several processes, each can evaluate any slice. There is an exception: for rough kernels, which keep
+    all eigenvectors, the weights are divided among the processes, and each evaluates only its own `rows`.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> from gpytorch.kernels import RBFKernel
@@ -66,7 +66,7 @@ class Reconstruction:
         self.rows = (layout.own_rows.start, layout.own_rows.stop)
         self._grid, self._kernels, self._basis, self._comm = grid, kernels, layout.basis, layout.comm
         self._variance = variance
-        self._half: Tensor | None = None  # Phi_1 w at the own slices, if the weights are sharded
+        self._half: Tensor | None = None  # Phi_1 w at the slices of this process, if the weights are sharded
         if isinstance(layout, ShardedWeights):
             self._half = layout.expand_first(self._basis.vectors[0], weights).flatten(1)
 
@@ -128,7 +128,9 @@ class Reconstruction:
     @property
     def _drawn(self) -> DrawnVariance:
         if self._variance is None:
-            raise ValueError("draws: there are none; expected reconstruct(.., draws=16), say, for standard deviations")
+            raise ValueError(
+                "draws: got none, expected some for standard deviations, such as reconstruct(.., draws=16)"
+            )
         return self._variance
 
     def std_slab(self, start: int, stop: int) -> Tensor:
@@ -151,10 +153,11 @@ class Reconstruction:
     def at(self, points: ArrayLike | Tensor) -> Tensor:
         """The mean at any points, on the grid or off it.
 
-        It is ``k(x, X) a`` in the basis: ``(x)_i [k_i(x_i, X_i) Phi_i] T^-1 w``. Between the points of the grid it is
-        as accurate as on them. Beyond the grid, directions that the noise hides limit it to the root of the tolerance.
+        It is ``k(x, X) a`` in the basis: ``(x)_i [k_i(x_i, X_i) Phi_i] T^-1 w``. Between the points of the grid, it is
+        as accurate as on them. Outside the grid, eigenvectors with eigenvalues far below the noise limit the accuracy
+        to the root of the tolerance.
 
-        :param points: coordinates, shape (Q, D), D the number of input columns of all axes.
+        :param points: coordinates, shape (Q, D), with D the number of input columns of all axes.
         :return: shape (Q,), in the precision of the values.
         :raises ValueError: if an axis was given by a matrix instead of a kernel, if several processes divide the
             weights among them, or if the points have the wrong shape or are not finite.
@@ -166,11 +169,12 @@ class Reconstruction:
             raise ValueError("points: got NaN or infinite coordinates, expected finite ones")
         if self._half is not None:
             raise ValueError(
-                "points: the weights are divided among several processes; expected a kernel that truncates, or slab()"
+                "points: the weights are divided among several processes, expected all of them in one. Try: slab(), or "
+                "a smoother kernel, which keeps fewer eigenvectors"
             )
         kernels = [kernel for kernel in self._kernels if not isinstance(kernel, Tensor)]
         if len(kernels) < len(self._kernels):
-            raise ValueError("points: an axis was given by a matrix; expected kernels, to be evaluated off the grid")
+            raise ValueError("points: an axis has a matrix in place of a kernel, expected kernels off the grid")
         products = self._basis.products
         coefficients = torch.where(products > 0, self.weights / products, 0.0).view(-1, 1)
         axes = list(zip(kernels, self._grid.columns, self._grid.axes, self._basis.vectors, strict=True))
@@ -182,11 +186,11 @@ class Reconstruction:
         return torch.cat(parts).to(self.dtype)
 
     def write(self, path: str | Path, std: str | Path | None = None) -> None:
-        """Write the mean, and standard deviations if asked for, as ``.npy`` files, slab by slab.
+        """Write the mean, and optionally standard deviations, as ``.npy`` files, slab by slab.
 
-        The file appears once it is complete. Until then there is ``<path>.partial``, from which a later call for the
-        same reconstruction continues. If several processes made the reconstruction, all have to call, and each writes
-        its own slices.
+        A file appears once it is complete. Until then there is ``<path>.partial``, from which a later call for the same
+        reconstruction continues. If there are several processes, all must make this call, and each writes its own
+        slices.
 
         :param path: the file, on a file system that all processes share.
         :param std: a file for standard deviations of f, without noise.
@@ -198,15 +202,15 @@ class Reconstruction:
             refuse_directory("std", Path(std))
             if self._variance is None or Path(std).resolve() == path.resolve():
                 came = "the file of the mean" if self._variance is not None else "a file, but there are no draws"
-                raise ValueError(f"std: got {came}; expected another file, and reconstruct(.., draws=16), say")
+                raise ValueError(f"std: got {came}, expected another file, and reconstruct(.., draws=16), for example")
         self._write(path, f"{name} {name_of_mean(self.mean, self._grid)}", self.slab)
         if std is not None and self._variance is not None:
             self._write(Path(std), f"{name} {digest(self._variance.draws.deviation)}", self.std_slab)
 
     def _write(self, path: Path, name: str, slab: Callable[[int, int], Tensor]) -> None:
-        """Write the own slices of a field.
+        """Write the slices of this process.
 
-        :param name: of the content, by which a later call continues.
+        :param name: identifies the content, so that a later call continues.
         """
         kind = "float32" if self.dtype == torch.float32 else "float64"
         (start, end), comm = self.rows, self._comm

@@ -1,18 +1,19 @@
-"""A step of Fisher's scoring: where the likelihood has its maximum, by its gradient and its expected curvature.
+"""A step of Fisher's scoring: an estimate of the maximum of the likelihood from its gradient and expected curvature.
 
-The Fisher information is ``F_pq = tr(A^-1 dA_p A^-1 dA_q) / 2`` for the covariance A of the observations. As if gaps
-were spread evenly, A has the eigenvalues ``N/M T + s2``. With ``e = N/M T / (N/M T + s2)``, the share of a function
-that data explain,
+The Fisher information is ``F_pq = tr(A^-1 dA_p A^-1 dA_q) / 2`` for the covariance A of the observations. If gaps are
+spread evenly, A has approximately the eigenvalues ``N/M T + s2``. With ``e = N/M T / (N/M T + s2)``, the fraction of
+each function's variance that the data explain,
 
     F_pq = sum_ab Y_p[a, b] Y_q[b, a] e_a e_b / 2,     F_ps = sum_a Y_p[a, a] e_a (1 - e_a) / 2,
     F_ss = (N - R + sum_a (1 - e_a)^2) / 2
 
 with s the logarithm of the noise variance. The step ``F^-1 g`` has the length ``sqrt(g' F^-1 g)`` in standard
-deviations of the hyperparameters given the data, and is expected to gain half the square of that in nats. A step that
-would change a logarithm by much becomes ``(F + c I)^-1 g``: what data say least of is changed least.
+deviations of the hyperparameters given the data. Its expected gain, in nats, is half the square of that. If it would
+change a logarithm by much, it is replaced by ``(F + c I)^-1 g``, which mostly shortens the directions about which the
+data are least informative.
 
-Gaps that are not spread evenly have another curvature. What the last steps s have changed of the gradient, ``y = -dg``,
-corrects F by the formula of Broyden, Fletcher, Goldfarb and Shanno.
+If gaps are not spread evenly, the curvature is different. The changes of the gradient in the last steps s, ``y = -dg``,
+then correct F by the formula of Broyden, Fletcher, Goldfarb and Shanno.
 """
 
 import math
@@ -27,16 +28,16 @@ from gpytorch_gaps.reconstruction.hyperparameters import AxisDerivatives
 from gpytorch_gaps.reconstruction.likelihood import Derivatives, along
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 
-_LEAST_SHARE = 0.05  # of the observations, that know the noise: a kernel that is rougher than this is not truncated
-_LEAST_CURVATURE = 0.1  # along a step, relative to what was expected, that is believed
-_LEAST_INFORMATION = 1e-2  # of a logarithm of which data say nothing: a standard deviation of ten
+_LEAST_SHARE = 0.05  # smallest fraction of the observations that determine the noise; rougher kernels do not truncate
+_LEAST_CURVATURE = 0.1  # a smaller curvature along a step, relative to the expected one, is ignored
+_LEAST_INFORMATION = 1e-2  # information on a logarithm without any data: a standard deviation of ten
 
 
 @dataclass(frozen=True)
 class Score:
-    """The gradient of the log-likelihood, and what it says.
+    """The gradient and the expected curvature of the log-likelihood, and the step that follows from them.
 
-    :param gradient: by all hyperparameters, the noise last. shape: (P,)
+    :param gradient: gradient for all hyperparameters, the noise last. shape: (P,)
     :param information: F. shape: (P, P)
     :param probes: gradients of single probes minus their mean. shape: (S, P)
     """
@@ -46,7 +47,7 @@ class Score:
     probes: Tensor
 
     def step(self, largest: float) -> Tensor:
-        """``(F + c I)^-1 g`` with the least c for which no entry exceeds `largest`, to a tenth. shape: (P,)"""
+        """``(F + c I)^-1 g`` with the smallest c, up to 10 %, for which no entry exceeds `largest`. shape: (P,)"""
         values, vectors = self._spectrum
         along, damping = vectors.mT @ self.gradient, 0.0
         while True:
@@ -62,7 +63,7 @@ class Score:
 
     @property
     def probe_error(self) -> float:
-        """How far the probes' own error moves the maximum, in the same unit: NaN for a single probe, zero for none."""
+        """The error of the step from random probes, in the same unit: NaN for a single probe, zero for none."""
         count = len(self.probes)
         if count < 2:
             return math.nan if count else 0.0
@@ -75,7 +76,7 @@ class Score:
         return (vectors.square() / values).sum(-1).sqrt()
 
     def corrected(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> "Score":
-        """The same gradient with a curvature that agrees with what steps have changed.
+        """The same gradient, with a curvature that agrees with the changes of the gradient in earlier steps.
 
         :param pairs: steps, and the change of the negative gradient by each. shape: (P,) each
         """
@@ -88,7 +89,7 @@ class Score:
         return replace(self, information=known)
 
     def _lengths(self, gradients: Tensor) -> Tensor:
-        """``g' F^-1 g`` of one or several gradients. shape: (*, P) -> (*)"""
+        """``g' F^-1 g`` for one or several gradients. shape: (*, P) -> (*)"""
         values, vectors = self._spectrum
         return ((gradients @ vectors).square() / values).sum(-1)
 
@@ -101,8 +102,8 @@ class Score:
 def score(space: WeightSpace, found: Derivatives, by_hyperparameter: Sequence[AxisDerivatives]) -> Score:
     """The gradient and the Fisher information of all hyperparameters.
 
-    :param found: derivatives of the likelihood by factors and noise.
-    :param by_hyperparameter: derivatives of the factors by hyperparameters.
+    :param found: derivatives of the likelihood with respect to factors and noise.
+    :param by_hyperparameter: derivatives of the factors with respect to hyperparameters.
     """
     probes = [_gradient(one, by_hyperparameter) for one in found.probes]
     size = len(by_hyperparameter) + 1
@@ -121,7 +122,7 @@ def _gradient(found: Derivatives, by_hyperparameter: Sequence[AxisDerivatives]) 
 
 
 def fisher_information(space: WeightSpace, by_hyperparameter: Sequence[AxisDerivatives]) -> Tensor:
-    """F, as if gaps were spread evenly. shape: (P, P)"""
+    """F, for gaps that are spread evenly. shape: (P, P)"""
     kept = space.products > 0
     explained = torch.where(kept, space.share / (space.share + space.shift), 0.0)
     axes = range(explained.dim())
@@ -147,7 +148,7 @@ def fisher_information(space: WeightSpace, by_hyperparameter: Sequence[AxisDeriv
 
 
 def _marginal(box: Tensor, axes: Sequence[int]) -> Tensor:
-    """Sums over all axes but these, which come in their order."""
+    """Sums over all axes except the given ones. The result has the given axes in the given order."""
     others = [axis for axis in range(box.dim()) if axis not in axes]
     sums = box.sum(others) if others else box
     return sums if list(axes) == sorted(axes) else sums.mT

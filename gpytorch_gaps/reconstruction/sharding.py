@@ -1,9 +1,9 @@
 """How the weights of a basis and the slices of a grid are divided among processes.
 
-Every process holds some slices of the first axis. The weights form a box of shape (r_1, .., r_d). A short box is
-*replicated*: every process holds all of it, and a product with the system sums one message of that length over the
-processes. A long box, of a kernel that does not truncate, is *sharded* by the columns of another axis, and a product
-transposes it twice:
+Every process holds some slices of the first axis. The weights are an array of shape (r_1, .., r_d), called a box. A
+small box is *replicated*: every process holds all of it, and a product with the system sums one message of that length
+over the processes. The box of a kernel that does not truncate is large. It is *sharded* by the columns of another axis,
+and a product transposes it twice:
 
     own slices of the first axis, all columns  <->  all slices, own columns
 """
@@ -22,12 +22,12 @@ from gpytorch_gaps.linalg.selection import ravel
 from gpytorch_gaps.linalg.truncated import TruncatedEigen
 
 _MAX_REPLICATED_WEIGHTS = 2**20  # a box of at most so many weights is never sharded
-_BLOCK_NUMBERS = 2**22  # numbers of the grid that are held at a time
+_BLOCK_NUMBERS = 2**22  # numbers of the grid that are held at once
 _SCALARS, _TRANSPOSES, _SUMS, _BLOCK = "scalars", "transposes", "sums of weights", "the dense block"
 
 
 class Weights(ABC):
-    """The weights that this process holds, and what it has to exchange with the others.
+    """The weights that this process holds, and its exchanges with other processes.
 
     :param basis: eigenvectors of all axes, the same on every process.
     :param rows: slices of the first axis of every process.
@@ -50,23 +50,23 @@ class Weights(ABC):
 
     @abstractmethod
     def complete(self, own: Tensor) -> Tensor:
-        """The whole of a short vector, given the entries whose weights are held here and zeros elsewhere."""
+        """A complete short vector, given the entries whose weights are held here, and zeros for the others."""
 
     @abstractmethod
     def held(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of some basis functions are held here, and where in the box. shape: (d, p) -> (q,), (q,)"""
+        """Which of the given basis functions are held here, and their places in the box. shape: (d, p) -> (q,), (q,)"""
 
     @abstractmethod
     def gram(self, grid: MaskedGrid, bases: Sequence[Tensor], weights: Tensor) -> Tensor:
-        """``Phi' W'W Phi w`` over the whole grid, given the mask of the own slices."""
+        """``Phi' W'W Phi w`` over the whole grid, given the mask of this process's slices."""
 
     @abstractmethod
     def empty_projection(self) -> Tensor:
-        """Where :meth:`add_rows` collects ``Phi' y`` of the own slices."""
+        """A tensor of zeros in which :meth:`add_rows` collects ``Phi' y`` of this process's slices."""
 
     @abstractmethod
     def add_rows(self, projection: Tensor, rows: slice, values: Tensor) -> None:
-        """Add slices that are already projected on all other axes. shape: (k, r_2 .. r_d)"""
+        """Add slices that have been projected on all other axes. shape: (k, r_2 .. r_d)"""
 
     @abstractmethod
     def sum_projection(self, projection: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class ReplicatedWeights(Weights):
 
 
 class ShardedWeights(Weights):
-    """Every process holds the weights of some columns of the longest axis but the first.
+    """Every process holds the weights of some columns of the longest axis after the first.
 
     A product sends ``m_1 r_2 .. r_d`` numbers twice, divided among the processes.
     """
@@ -178,13 +178,13 @@ class ShardedWeights(Weights):
         return self._project_first(self.basis.vectors[0], projection)
 
     def expand_first(self, first: Tensor, weights: Tensor) -> Tensor:
-        """``Phi_1 w``, transposed to the own slices. shape: (own slices, r_2, .., r_d)"""
+        """``Phi_1 w``, transposed to this process's slices. shape: (own slices, r_2, .., r_d)"""
         expanded = (first @ weights.flatten(1)).view(len(first), *weights.shape[1:])
         shapes = [self._shape(self.own_rows, columns) for columns in self.columns]
         return torch.cat(self.comm.exchange([expanded[rows] for rows in self.rows], shapes, _TRANSPOSES), self.axis)
 
     def _project_first(self, first: Tensor, half: Tensor) -> Tensor:
-        """``Phi_1'`` times what all processes hold on their slices. shape: (own slices, r_2, .., r_d) -> own box"""
+        """``Phi_1'`` times the slices of all processes. shape: (own slices, r_2, .., r_d) -> own box"""
         parts = [half.narrow(self.axis, own.start, own.stop - own.start) for own in self.columns]
         shapes = [self._shape(rows, self.own_columns) for rows in self.rows]
         slices = torch.cat(self.comm.exchange(parts, shapes, _TRANSPOSES))
@@ -207,7 +207,7 @@ def distribute_weights(basis: TruncatedEigen, comm: Communicator, rows: Sequence
 
 
 def is_sharded(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bool:
-    """Whether weights are sharded: if there are many, and at least as many as cells of one process."""
+    """Whether weights are sharded: there are many of them, and at least as many as cells of one process."""
     cells, count = math.prod(shape), math.prod(ranks)
     return processes > 1 and len(shape) > 1 and count > _MAX_REPLICATED_WEIGHTS and count >= cells / processes
 
@@ -215,7 +215,7 @@ def is_sharded(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bo
 def broadcast_basis(basis: TruncatedEigen, comm: Communicator) -> TruncatedEigen:
     """The basis of the main process, on every process.
 
-    Eigenvectors that another machine computes may differ by their signs, or by a rotation if eigenvalues repeat.
+    Eigenvectors from another machine may have other signs, or be rotated if eigenvalues are repeated.
     """
     if comm.size == 1:
         return basis

@@ -1,4 +1,4 @@
-"""What a reconstruction takes on several processes, before there is any data: memory, FLOPs and bytes sent.
+"""The memory, FLOPs and bytes sent of a reconstruction on several processes, estimated without data.
 
 >>> print(plan((3840, 2160, 121), (44, 43, 19), 4))
 3840 x 2160 x 121 = 1.0e+09 cells on 4 processes: 35948 weights, replicated; each holds 566 MiB, and per iteration does
@@ -22,15 +22,15 @@ from gpytorch_gaps.reconstruction.inputs import Problem
 from gpytorch_gaps.reconstruction.sharding import is_sharded
 from gpytorch_gaps.utils.progress import format_bytes
 
-_SLAB_NUMBERS = 2**24  # read, or expanded to, at a time
+_SLAB_NUMBERS = 2**24  # numbers that are read or expanded at once
 _BOXES = 14  # boxes of weights in float64: eigenvalues, diagonals, the right-hand side, iterates and temporaries
-_BYTES_PER_DRAW = 20.0  # per weight: three boxes in float32, one in float64
-_HALVES = 4  # sharded weights, expanded along the first axis
+_BYTES_PER_DRAW = 20.0  # bytes per weight: three boxes in float32, one in float64
+_HALVES = 4  # number of boxes of sharded weights that are expanded along the first axis
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process of a reconstruction holds, computes and sends.
+    """The memory, work and messages of one process of a reconstruction.
 
     >>> plan((1000, 800), ranks=(40, 30), processes=2).sharded
     False
@@ -41,7 +41,7 @@ class Plan:
     :param sharded: whether the weights are divided among the processes. Otherwise every process holds all of them.
     :param memory: bytes held by each process, beyond those of Python and torch.
     :param flops: FLOPs of each process per iteration.
-    :param sent: bytes that each process hands to the others per iteration. A ring sends a sum twice, a transpose once.
+    :param sent: bytes that each process sends per iteration. A ring sends a sum twice and a transpose once.
     """
 
     shape: tuple[int, ...]
@@ -68,8 +68,8 @@ class Plan:
         >>> plan((3840, 2160, 121), (44, 43, 19), 4).seconds(flops_a_second=1e11, bytes_a_second=1e9) < 1
         True
 
-        :param flops_a_second: of each process.
-        :param bytes_a_second: of the network between them.
+        :param flops_a_second: FLOPs per second of each process.
+        :param bytes_a_second: bytes per second of the network between them.
         :return: seconds, if computing and sending do not overlap.
         """
         return self.flops / flops_a_second + (1.0 if self.sharded else 2.0) * self.sent / bytes_a_second
@@ -87,7 +87,7 @@ class Plan:
 
 
 def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes: int = 4, draws: int = 0) -> Plan:
-    """What a reconstruction takes, from the number of eigenvectors that its kernel keeps.
+    """The cost of a reconstruction, from the number of eigenvectors that its kernel keeps.
 
     >>> plan((1000, 800), ranks=(40, 30), processes=2).weights
     1200
@@ -95,9 +95,9 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     :param shape: cells along each axis.
     :param ranks: number of eigenvectors that are kept on each axis. A kernel that does not truncate keeps `shape`.
     :param processes: number of processes.
-    :param value_bytes: bytes of a number that is read.
-    :param draws: number of posterior draws, each of which takes about as many iterations as the mean.
-    :return: what each process holds, computes and sends.
+    :param value_bytes: bytes per value that is read.
+    :param draws: number of posterior draws. Each takes about as many iterations as the mean.
+    :return: the cost of each process.
     :raises ValueError: if a rank exceeds its axis, if there are more processes than slices of the first axis, or if
         there are draws of weights that are divided among processes.
     """
@@ -112,7 +112,7 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     vectors = sum(12.0 * size * rank for size, rank in zip(sizes, kept, strict=True))
     memory = own_cells + vectors + min(_SLAB_NUMBERS, own_cells) * (value_bytes + 16.0)  # own_cells: the mask
     if sharded and draws:
-        raise ValueError(f"draws: got {draws} of {weights} weights, which {processes} processes divide; expected 0")
+        raise ValueError(f"draws: got {draws} for {weights} weights, divided among {processes} processes; expected 0")
     memory += _BYTES_PER_DRAW * draws * weights
     if sharded:
         longest = max(kept[1:])
@@ -138,7 +138,7 @@ def plan_of(
     tolerance: float = 1e-2,
     draws: int = 0,
 ) -> Plan:
-    """What a call of :func:`reconstruct` takes. The kernels are decomposed; no values are needed.
+    """The cost of a call of :func:`reconstruct`. The kernels are decomposed; no values are needed.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> x, y = torch.linspace(0, 1, 300), torch.linspace(0, 1, 200)
@@ -151,7 +151,7 @@ def plan_of(
     :param processes: number of processes.
     :param tolerance: largest error of the mean, in posterior standard deviations.
     :param draws: number of posterior draws.
-    :return: what each process holds, computes and sends.
+    :return: the cost of each process.
     :raises ValueError: if an argument is wrong.
     """
     values = SimpleNamespace(shape=tuple(len(axis) for axis in axes), dtype="float32")

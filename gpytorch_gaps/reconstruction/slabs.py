@@ -1,4 +1,4 @@
-"""The values of a grid, read once as slabs: consecutive slices of the first axis, whatever they come from."""
+"""The values of a grid, read once as slabs, that is, consecutive slices of the first axis, from any source."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from gpytorch_gaps.reconstruction.sharding import Weights
 from gpytorch_gaps.utils.progress import with_bar
 
 _READ_NUMBERS = 2**24  # size of a slab that is cut from an array
-_PROJECT_NUMBERS = 2**22  # values that are projected at a time
+_PROJECT_NUMBERS = 2**22  # values that are projected at once
 
 
 class Slabs:
@@ -25,10 +25,10 @@ class Slabs:
     arrays of shape (k, m_2, .., m_d), for any k, in the order of the first axis, and is consumed once. Gaps are NaN, or
     masked in a NumPy masked array.
 
-    If several processes share a grid, each iterates over its own `rows` of the first axis and reads nothing else: an
-    array holds the whole grid, an iterable yields the slabs of these rows.
+    If several processes share a grid, each iterates over its own `rows` of the first axis, and reads only these. An
+    array contains the whole grid. An iterable yields only the slabs of these rows.
 
-    :param values: a tensor, an array, anything that is sliced like one, or an iterable of slabs.
+    :param values: a tensor, an array, an object that is sliced like one, or an iterable of slabs.
     :param shape: lengths of the axes; None for the shape of the array.
     """
 
@@ -46,7 +46,7 @@ class Slabs:
         self.shape = tuple(shape if own is None or shape is not None else own)  # type: ignore[arg-type]
         self._is_array = own is not None
         if not self.shape or 0 in self.shape:
-            raise ValueError(f"values: got shape {self.shape}, expected one dimension or more, none of them 0")
+            raise ValueError(f"values: got shape {self.shape}, expected at least one dimension, and none of length 0")
         sample = values[0] if own is None and isinstance(values, Sequence) and len(values) else values
         self.dtype = _result_dtype(getattr(sample, "dtype", "float64"))
         self.rows = slice(0, self.shape[0])
@@ -90,10 +90,10 @@ class Slabs:
 def read_slabs(
     slabs: Slabs, weights: Weights, mean: Callable[[int, int], float | Tensor]
 ) -> tuple[MaskedGrid, Tensor, float]:
-    """Read the own slices of a grid once.
+    """Read the slices of this process once.
 
-    :param mean: the prior mean of some slices.
-    :return: the observed cells of the own slices; ``Phi' W' (y - mean)`` and ``|y - mean|`` of the whole grid.
+    :param mean: a function that gives the prior mean of some slices.
+    :return: the observed cells of these slices; ``Phi' W' (y - mean)`` and ``|y - mean|`` of the whole grid.
     """
     rows, basis = weights.own_rows, weights.basis
     device = basis.vectors[0].device
@@ -131,7 +131,7 @@ def _centred(values: Tensor, observed: Tensor, mean: float | Tensor) -> Tensor:
 
 
 def _finite_square(y: Tensor, values: Tensor, first: int) -> float:
-    """``|y|^2`` of a slab that begins at slice `first`; refuses infinite values."""
+    """``|y|^2`` of a slab that begins at slice `first`. Infinite values raise a ValueError."""
     square = float(y.square().sum())
     if not math.isfinite(square):
         where = tuple(int(position) for position in unravel(y.abs().flatten().argmax(), tuple(y.shape)))
@@ -142,7 +142,7 @@ def _finite_square(y: Tensor, values: Tensor, first: int) -> float:
 
 
 def _as_tensor(part: Any) -> Tensor:
-    """A slab as a floating-point tensor, with NaN where it was masked."""
+    """A slab as a floating-point tensor, with NaN in place of masked values."""
     if isinstance(part, Tensor):
         if part.is_complex():
             raise ValueError(f"values: got {part.dtype}, expected real numbers")
@@ -156,7 +156,7 @@ def _as_tensor(part: Any) -> Tensor:
         raise ValueError(f"values: got {array.dtype}, expected real numbers")
     if isinstance(array, np.ma.MaskedArray):
         array = np.ma.filled(array if floating else array.astype(np.float64), np.nan)
-    # torch needs native, writeable memory with positive strides: anything else is copied, slab by slab
+    # torch needs native, writeable memory with positive strides; other slabs are copied
     native = np.dtype("float64") if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
     array = np.asarray(array, dtype=native)
     usable = array.flags.writeable and min(array.strides, default=0) >= 0
@@ -165,6 +165,6 @@ def _as_tensor(part: Any) -> Tensor:
 
 
 def _result_dtype(dtype: Any) -> torch.dtype:
-    """The precision of results, which is that of the values: float32 or float64."""
+    """The precision of the results, float32 or float64, from that of the values."""
     name = str(dtype).removeprefix("torch.")
     return torch.float32 if name in ("float32", ">f4", "float16", ">f2", "bfloat16") else torch.float64

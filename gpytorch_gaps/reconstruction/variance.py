@@ -1,24 +1,25 @@
 """Posterior variances of a grid from a few draws of its weights, with control variates whose means are known.
 
-At a cell, let d be the deviation that a draw has there, d0 the one that it would have if the matrix H of the weights
-were the diagonal ``H0 = s2 T^-1 + N/M`` without gaps, and m what the data explain of the prior draw. For draws of
+At a cell, let d be the deviation of a draw, d0 its deviation for the diagonal ``H0 = s2 T^-1 + N/M`` in place of the
+matrix H of the weights, and m the part of the prior draw that the data explain. For the draws of
 :mod:`gpytorch_gaps.reconstruction.draws`,
 
     ``E d^2 = v``, which is wanted;   ``E d d0 = v0 = s2 phi' H0^-1 phi``;   ``E m^2 = t - v``, t the prior variance,
 
-and m is independent of d and d0. v0 and t are known: products of tables of squared eigenvectors. Hence two estimates:
+and m is independent of d and d0. v0 and t are known: products of tables of squared eigenvectors. This gives two
+estimates:
 
-1. The maximum of the likelihood of v and ``E d0^2`` for normal pairs (d, d0) of known covariance v0. With the means
-   A of ``d^2``, B of ``d d0`` and D of ``d0^2`` over draws, it is ``A / k`` with the root k between 1 and ``B / v0`` of
-   ``k^3 + (1 - 2b) k^2 + a^2 k - a^2``, ``a^2 = A D / v0^2``, ``b = B / v0``. From n draws its variance is
-   ``(2/n) v^2 (1 - rho^2) / (1 + rho^2)``, rho the correlation of d and d0: next to nothing where gaps are scattered.
-2. ``t - mean of m^2``, of variance ``(2/n) (t - v)^2``: precise far from data.
+1. The maximum of the likelihood of v and ``E d0^2`` for normal pairs (d, d0) with the known covariance v0. With the
+   means A of ``d^2``, B of ``d d0`` and D of ``d0^2`` over draws, it is ``A / k``, where k is the root between 1 and
+   ``B / v0`` of ``k^3 + (1 - 2b) k^2 + a^2 k - a^2``, ``a^2 = A D / v0^2``, ``b = B / v0``. Its variance for n draws is
+   ``(2/n) v^2 (1 - rho^2) / (1 + rho^2)``, rho the correlation of d and d0. This is very small if gaps are scattered.
+2. ``t - mean of m^2``, with the variance ``(2/n) (t - v)^2``. It is precise far from data.
 
-They are weighted by their precision. Where neither is precise, inside of large gaps but not far from data, the error is
-that of plain draws, and it is stated.
+The result is their mean, weighted by precision. Inside large gaps but close to data, neither is precise. The error is
+then that of plain draws, and it is reported.
 
-What truncation drops of the kernel, of diagonal delta and norm kappa, makes the variance larger by at most
-``2 delta + 2 v kappa / s2``, and not smaller. delta is added.
+Let delta be the diagonal and kappa the norm of the part of the kernel that is dropped by truncation. It increases the
+variance by at most ``2 delta + 2 v kappa / s2``, and does not decrease it. delta is added.
 """
 
 import math
@@ -34,19 +35,19 @@ from gpytorch_gaps.posterior.drawn_variance import quantile_of_draws
 from gpytorch_gaps.reconstruction.draws import WeightDraws
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 
-_BLOCK_NUMBERS = 2**25  # numbers that draws are expanded to at a time
-_SAMPLE_CELLS = 2**16  # cells by which errors are stated
+_BLOCK_NUMBERS = 2**25  # numbers to which draws are expanded at once
+_SAMPLE_CELLS = 2**16  # number of cells from which the reported errors are computed
 _NEWTON_STEPS = 4
 
 
 @dataclass(frozen=True)
 class DrawnStd:
-    """How well standard deviations are known, relative to themselves, by a sample of cells."""
+    """Relative errors of standard deviations, from a sample of cells."""
 
     median: float
-    """Half of all cells are within this, each with a probability of 95 %."""
+    """Median of the errors. Each cell is within its error with a probability of 95 %."""
     nearly_all: float
-    """95 % of all cells are within this, each with a probability of 95 %."""
+    """The 95 % quantile of these errors."""
     truncation: float
     """A bound on the part of the largest error that is due to dropped eigenvalues."""
 
@@ -55,7 +56,7 @@ class DrawnVariance:
     """Estimates of the posterior variance of f at the cells of a grid.
 
     :param space: the system of the weights.
-    :param draws: draws of them.
+    :param draws: draws of the weights.
     :param diagonals: prior variances ``k_i(x, x)`` along each axis, shape (m_i,).
     """
 
@@ -64,7 +65,7 @@ class DrawnVariance:
         self.kernel_error = space.basis.error / space.noise
         self._tables = [vectors.float() for vectors in space.basis.vectors]
         self._squares = [vectors.square() for vectors in space.basis.vectors]
-        self._boxes = torch.stack([space.inverse, space.products / space.noise])  # of v0 and t, over s2
+        self._boxes = torch.stack([space.inverse, space.products / space.noise])  # boxes of v0 / s2 and t / s2
         self._diagonals = diagonals
 
     def slab(self, start: int, stop: int) -> Tensor:
@@ -82,7 +83,7 @@ class DrawnVariance:
         return variance + dropped
 
     def errors(self, seed: int) -> DrawnStd:
-        """How well standard deviations are known, by a sample of cells."""
+        """Relative errors of the standard deviations, from a sample of cells."""
         generator, most = np.random.default_rng(seed), math.ceil(_SAMPLE_CELLS ** (1 / len(self.shape)))
         cells = [np.sort(generator.choice(size, min(size, most), replace=False)) for size in self.shape]
         variance, error, dropped = self._at([torch.from_numpy(own) for own in cells])
@@ -105,7 +106,7 @@ class DrawnVariance:
             yield slice(start + lows[0], start + ends[0]), *map(slice, lows[1:], ends[1:])
 
     def _at(self, cells: Sequence[slice | Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Variances, their errors that 95 % stay within, and what was dropped, at a product of positions."""
+        """Variances, their 95 % errors, and the dropped part of the prior variance, at a product of positions."""
         parts = [table[own] for table, own in zip(self._tables, cells, strict=True)]
         d, d0, m = (_expand(parts, one) for one in (self.draws.deviation, self.draws.unmasked, self.draws.explained))
         squares = [table[own] for table, own in zip(self._squares, cells, strict=True)]

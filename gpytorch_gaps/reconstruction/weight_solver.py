@@ -1,7 +1,7 @@
 """Weights of the posterior mean: iterations in float32, residuals in float64, until the mean is certified.
 
-The refinement stops on the bound ``||T^(1/2) r|| / s2`` of :meth:`WeightSpace.error_in_std`. The dense block of the
-preconditioner is set up once the iterations so far show that continuing without it costs more.
+The refinement stops by the bound ``||T^(1/2) r|| / s2`` of :meth:`WeightSpace.error_in_std`. The dense block of the
+preconditioner is set up as soon as the rate of convergence shows that it costs less than continuing without it.
 """
 
 import math
@@ -20,13 +20,13 @@ from gpytorch_gaps.solvers.refine import Formulation, refine
 from gpytorch_gaps.utils.progress import LateBar
 from gpytorch_gaps.utils.rates import rates_of
 
-_MIN_ITERATIONS_FOR_RATE = 10  # after which the rate of convergence is known
+_MIN_ITERATIONS_FOR_RATE = 10  # after so many iterations, the rate of convergence is known
 # factor by which iterations may reduce a residual before it is computed again in float64
 _REACH = {torch.float32: 2e-7, torch.float64: 1e-13}
-_FLOAT32_SPEED = 2.0  # of a sweep, relative to float64, in which a block is set up
-_CALLS_PER_ITERATION = 60.0  # of torch
-_NUMBERS_MOVED_PER_CELL = 5.0  # by a sweep, in cache
-_LONG_SWEEP_FLOPS = 1e10  # beside which waiting for a device costs nothing
+_FLOAT32_SPEED = 2.0  # speed of a sweep in float32 relative to float64; a block is set up in float64
+_CALLS_PER_ITERATION = 60.0  # number of torch calls
+_NUMBERS_MOVED_PER_CELL = 5.0  # numbers that a sweep moves, in cache
+_LONG_SWEEP_FLOPS = 1e10  # for such a sweep, the wait for a device is negligible
 _SAFE_SCALE = 1e20  # right-hand sides within 1e-20 .. 1e20 are safe in float32
 
 Watch = Callable[[Callable[[], Tensor], int], None]
@@ -34,10 +34,10 @@ Watch = Callable[[Callable[[], Tensor], int], None]
 
 @dataclass
 class WeightSolution:
-    """Weights, and how good they are."""
+    """Weights, and their accuracy."""
 
     weights: Tensor
-    left: Tensor  # of the right-hand side, in float64
+    left: Tensor  # residual in float64
     residual: float  # its norm, relative to that of the right-hand side
     error_in_std: float  # certified bound on the error of the mean
     iterations: int
@@ -48,14 +48,14 @@ class WeightSolution:
 
 
 class WeightSolver(Formulation):
-    """The spectral formulation of a grid that is swept. Its right-hand side is one column, the flattened box.
+    """The spectral formulation for a large grid. Its right-hand side is one column, the flattened box.
 
     :param space: the system.
     :param rhs: ``Phi' W' y``, a box of weights.
     :param tolerance: largest error of the mean, in posterior standard deviations.
-    :param max_iterations: of conjugate gradients, in all.
+    :param max_iterations: largest total number of conjugate gradient iterations.
     :param memory: bytes that the dense block may take.
-    :param watch: called after every look at the residual, with a function that returns the weights so far, and with
+    :param watch: called after every check of the residual, with a function that returns the current weights, and with
         the number of iterations.
     """
 
@@ -76,7 +76,7 @@ class WeightSolver(Formulation):
         self.space, self.tolerance, self.max_iterations, self.memory = space, tolerance, max_iterations, memory
         self.watch = watch
         self.block: LeadingBlock | None = None
-        system: Any = space  # of which the refinement needs the norms only
+        system: Any = space  # the refinement needs only its norms
         goal = Goal(system, tolerance, unit=rhs.new_tensor([1.0 / self._scale]))
         super().__init__(system, rhs.reshape(-1, 1) / self._scale, goal)
         self.matmul_flops = space.product_flops
@@ -87,7 +87,7 @@ class WeightSolver(Formulation):
         self._least_error, self._at_zero = math.inf, False
 
     def for_rhs(self, rhs: Tensor, tolerance: float) -> "WeightSolver":
-        """The same system for another right-hand side, with what was set up to precondition this one."""
+        """The same system for another right-hand side, with the same preconditioner."""
         other = WeightSolver(self.space, rhs, tolerance, self.max_iterations, self.memory, lambda *_: None)
         if self.block is not None:
             other.use_block(self.block)
@@ -95,16 +95,16 @@ class WeightSolver(Formulation):
 
     @cached_property
     def expected_iterations(self) -> float:
-        """Iterations that the solve should take if the gaps are scattered."""
+        """Expected number of iterations if the gaps are scattered."""
         return self.space.expected_iterations(self._reduction)
 
     @cached_property
     def _reduction(self) -> float:
-        """The factor by which the bound on the error must fall from that of weights of zero."""
+        """The required reduction of the bound on the error, relative to weights of zero."""
         return min(0.5, self.tolerance / max(self._bound(self.rhs), self.tolerance))
 
     def solve(self, start: Tensor | None = None) -> WeightSolution:
-        """The weights, from a start if there is one."""
+        """The weights. Iterations begin at `start`, if it is given."""
         found = refine(self, start, torch.float32, self.max_iterations)
         norm = self.space.weights.norm
         return WeightSolution(
@@ -146,7 +146,7 @@ class WeightSolver(Formulation):
         """The certified error of the last iterate, including rounding. shape: (1,)"""
         rounding = self._scale * self.space.rounding_in_std(self._box(self._candidate))
         error = math.hypot(self._bound(residual), rounding)
-        if error < self._least_error:  # the refinement keeps the best iterate, too
+        if error < self._least_error:  # the refinement keeps the best iterate as well
             self._accepted, self._least_error = self._candidate, error
         return residual.new_tensor([error])
 
@@ -157,7 +157,7 @@ class WeightSolver(Formulation):
         return self.space.matmul(self._box(x)).reshape(-1, 1)
 
     def solve_correction(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
-        """Conjugate gradients from zero, until the error of the mean should be within the tolerance."""
+        """Conjugate gradients from zero, until the estimated error of the mean is within the tolerance."""
         first = error = self._bound(residual)
         target = max(0.5 * self.tolerance, _REACH[dtype] * first)
         run = self._run(self._box(residual).clone(), torch.zeros_like(self._box(residual)), dtype)
@@ -191,9 +191,9 @@ class WeightSolver(Formulation):
     # -- the dense block -----------------------------------------------------------------------------------------------
 
     def _block_pays(self, used: int, budget: int, error: float, first: float, dtype: torch.dtype) -> bool:
-        """Whether the remaining iterations, at the rate so far, exceed the budget or cost more than the dense block.
+        """Whether the remaining iterations, at the current rate, exceed the budget or cost more than the dense block.
 
-        FLOPs decide, not measured rates: every process must come to the same decision.
+        Costs are FLOPs and not measured times, so that every process takes the same decision.
         """
         size, tolerance = self.space.block_size(self.memory), self.tolerance
         if self.rank or used < _MIN_ITERATIONS_FOR_RATE or error <= tolerance or not size:
@@ -209,7 +209,7 @@ class WeightSolver(Formulation):
         self.use_block(self.space.leading_block(rank))
 
     def use_block(self, block: LeadingBlock) -> None:
-        """Precondition by this block from now on."""
+        """Use this block as preconditioner from now on."""
         self.block, self._precondition = block, block.precondition
 
     @property
@@ -220,7 +220,7 @@ class WeightSolver(Formulation):
     # -- what to expect ------------------------------------------------------------------------------------------------
 
     def expected_seconds(self) -> float:
-        """Seconds that the solve should take on this machine if the gaps are scattered."""
+        """Expected duration of the solve on this machine, in seconds, if the gaps are scattered."""
         space, processes = self.space, self.space.weights.comm.size
         iterations = self.expected_iterations / processes
         passes = max(1.0, math.log(self._reduction) / math.log(_REACH[torch.float32])) / processes

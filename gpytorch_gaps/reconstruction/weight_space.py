@@ -1,12 +1,12 @@
 """Fill-gaps in the basis of the kernel's own eigenvectors: ``(s2 T^-1 + Phi' W'W Phi) w = Phi' W' y``.
 
-With ``K = Phi T Phi'`` the posterior mean on the grid is ``Phi w``. Vectors of this system are as long as the basis,
-not as the grid: the grid is only swept. If gaps are scattered, ``Phi' W'W Phi`` is close to ``N/M I``. Preconditioned
-by ``s2/T + N/M``, the system has the spectrum of fill-gaps, Evans & Nair (2018), Proposition 3.3, or a better one, and
-needs few iterations.
+With ``K = Phi T Phi'``, the posterior mean on the grid is ``Phi w``. Vectors of this system have the length of the
+basis, not that of the grid; products go through the grid in parts. If gaps are scattered, ``Phi' W'W Phi`` is close to
+``N/M I``. Preconditioned by ``s2/T + N/M``, the system has the spectrum of fill-gaps, Evans & Nair (2018), Proposition
+3.3, or a better one, and needs few iterations.
 
-Clustered gaps contain functions that live inside of them, which make the system nearly singular. A dense block of
-``s2 T^-1 + Phi' W'W Phi`` on the leading functions preconditions those (:class:`LeadingBlock`).
+If gaps are clustered, some functions are almost zero outside a gap, and the system is nearly singular. For these, a
+dense block of ``s2 T^-1 + Phi' W'W Phi`` on the leading functions is used as preconditioner (:class:`LeadingBlock`).
 """
 
 import math
@@ -23,7 +23,7 @@ from gpytorch_gaps.linalg.selection import product_at
 from gpytorch_gaps.reconstruction.sharding import Weights
 from gpytorch_gaps.solvers.planning.costs import expected_iterations
 
-_BLOCK_BYTES_PER_ENTRY = 40.0  # held while the dense block is set up
+_BLOCK_BYTES_PER_ENTRY = 40.0  # memory during the set-up of the dense block
 
 
 class WeightSpace:
@@ -46,7 +46,7 @@ class WeightSpace:
         self.product_flops = sweep_flops(self.basis.shape, self.basis.ranks)
 
     def matmul(self, weights: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """``(s2 T^-1 + Phi' W'W Phi) w``; the sweep in the given precision, everything else in float64."""
+        """``(s2 T^-1 + Phi' W'W Phi) w``. The second term is computed in the given precision, the rest in float64."""
         if dtype not in self._vectors:
             self._vectors[dtype] = tuple(q.to(dtype) for q in self.basis.vectors)
         image = self.weights.gram(self.grid, self._vectors[dtype], weights).double()
@@ -62,23 +62,24 @@ class WeightSpace:
 
         The matrix H of the system is at least ``s2 T^-1``, so the error e of the weights has
         ``e' H e = r' H^-1 r <= r' T r / s2``. The posterior covariance of the weights is ``s2 H^-1``; hence, at every
-        point x, ``|mean error at x| <= sd(x) ||T^(1/2) r|| / s2``. (A small residual alone bounds no error: inside a
-        gap the matrix is as small as ``s2 T^-1``.)
+        point x, ``|mean error at x| <= sd(x) ||T^(1/2) r|| / s2``. (A small residual does not imply a small error:
+        inside a gap, the matrix is as small as ``s2 T^-1``.)
         """
         return self.weights.norm(self._roots * residual) / self.noise
 
     def column_norms(self, residual: Tensor) -> Tensor:
-        """:meth:`error_in_std` of a flattened box, as the refinement asks for it. shape: (R, 1) -> (1,)"""
+        """:meth:`error_in_std` of a flattened box, in the form that the refinement needs. shape: (R, 1) -> (1,)"""
         return residual.new_tensor([self.error_in_std(residual.reshape(self.products.shape))])
 
     def residual_unit(self, rhs: Tensor) -> Tensor:
-        """What :meth:`column_norms` are relative to: they are in units of the posterior already. shape: (1,)"""
+        """The unit of :meth:`column_norms`: one, since they are in units of the posterior. shape: (1,)"""
         return rhs.new_ones(1)
 
     def rounding_in_std(self, weights: Tensor) -> float:
-        """What rounding of a float64 residual may add to :meth:`error_in_std`.
+        """A bound on the effect of rounding a float64 residual on :meth:`error_in_std`.
 
-        A cell of ``Phi w`` is rounded by about ``eps sqrt(R / M) |w|``, and so is every component of the residual.
+        The rounding error of a cell of ``Phi w`` is about ``eps sqrt(R / M) |w|``, and so is that of every component of
+        the residual.
         """
         per_cell = math.sqrt(self.weights.size / self.num_cells) * self.weights.norm(weights)
         return torch.finfo(torch.float64).eps * per_cell * self._error_of_ones
@@ -88,7 +89,7 @@ class WeightSpace:
         return self.error_in_std(torch.ones_like(self.products))
 
     def misfit(self, weights: Tensor, rhs: Tensor, norm: float) -> float:
-        """Root mean square of ``(y - W Phi w) / s``, for weights that solve the system up to a small residual.
+        """Root mean square of ``(y - W Phi w) / s``, for weights with a small residual.
 
         ``|y - W Phi w|^2 = |y|^2 - w'(b + s2 T^-1 w) - w'r`` with ``b = Phi' W' y``. The last term is negligible.
 
@@ -102,17 +103,17 @@ class WeightSpace:
     # -- costs ---------------------------------------------------------------------------------------------------------
 
     def expected_iterations(self, reduction: float) -> float:
-        """Iterations that reduce a residual by this factor if the gaps are scattered.
+        """Number of iterations that reduce a residual by this factor, if the gaps are scattered.
 
-        ``Phi' W'W Phi`` then differs from ``N/M`` by a factor of ``1 +- q``, ``q = sqrt(gappiness * dimension / N)``
-        at most, with the effective dimension ``sum T / (T + s2 M/N)``.
+        The ratio of ``Phi' W'W Phi`` and ``N/M`` then lies in ``1 +- q``, with ``q`` at most
+        ``sqrt(gappiness * dimension / N)`` and the effective dimension ``sum T / (T + s2 M/N)``.
         """
         dimension = self.weights.total((self.products / (self.products + self.noise / self.share)).sum())
         q = min(0.9, math.sqrt((1.0 - self.share) * dimension / self.num_train))
         return expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, reduction)
 
     def block_size(self, memory: float) -> int:
-        """p: the number of functions with more variance than the noise, as far as their block fits into `memory`."""
+        """p: the number of functions with more variance than the noise, limited by the memory for their block."""
         return min(self._above_noise, int(math.sqrt(memory / _BLOCK_BYTES_PER_ENTRY)))
 
     @cached_property
@@ -128,7 +129,7 @@ class WeightSpace:
         return project_flops(self.basis.shape, pairs) + rank**3 / 3.0 + 20.0 * rank**2
 
     def _leading(self, rank: int) -> Tensor:
-        """Positions of the `rank` functions of largest variance in the box, by axis. shape: (d, p)"""
+        """Positions in the box of the `rank` functions with the largest variance, by axis. shape: (d, p)"""
         return leading_products(self.basis.values, rank)[1]
 
     def leading_block(self, rank: int) -> "LeadingBlock":
@@ -141,8 +142,8 @@ class LeadingBlock:
     """A preconditioner: the inverse of the dense block on the p leading functions, and of the diagonal elsewhere.
 
     The block is scaled by the diagonal and factorised in float64. Cost: a structured Gram matrix and p^3 / 3 FLOPs,
-    then p^2 per application. `positions` are the leading functions, shape (d, p), and `index` says where in the box of
-    weights those are that this process holds.
+    then p^2 per application. `positions` are the leading functions, shape (d, p). `index` are the places, in the box of
+    weights, of those that this process holds.
     """
 
     def __init__(self, space: WeightSpace, positions: Tensor, gram: Tensor) -> None:

@@ -116,12 +116,12 @@ def test_means_and_standard_deviations_are_written(tmp_path):
 
 
 def test_what_is_wrong_is_named(tmp_path):
-    with pytest.raises(ValueError, match="draws: got 3; expected 0, or at least 8"):
+    with pytest.raises(ValueError, match="draws: got 3, expected 0 or at least 8"):
         reconstruct((14, 13), draws=3)
     with pytest.raises(ValueError, match="draws: got -1"):
         reconstruct((14, 13), draws=-1)
     result, _ = reconstruct((14, 13), draws=0)
-    with pytest.raises(ValueError, match="draws: there are none; expected reconstruct"):
+    with pytest.raises(ValueError, match="draws: got none, expected some"):
         result.std_slab(0, 3)
     with pytest.raises(ValueError, match="std: got a file, but there are no draws"):
         result.write(tmp_path / "mean.npy", std=tmp_path / "std.npy")
@@ -163,7 +163,7 @@ def test_several_processes_draw_the_same(monkeypatch):
 
 
 def test_weights_in_parts_have_no_draws():
-    with pytest.raises(Exception, match="draws: got 8 for 154 weights, which several processes divide"):
+    with pytest.raises(Exception, match="draws: got 8 for 154 weights, divided among several processes"):
         run_ranks(2, "tests.distributed._work", "reconstruct", (14, 11), {"kind": "Matern", "draws": 8})
 
 

@@ -271,7 +271,7 @@ def test_a_fit_that_has_not_converged_says_so():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"values": iter([np.zeros((14, 12))])}, "values: got .*iterator; expected an array, since every step reads"),
+        ({"values": iter([np.zeros((14, 12))])}, "values: got .*iterator, expected an array: every step reads"),
         ({"values": np.full((14, 12), np.nan)}, "values: got 168 entries, all of them gaps"),
         ({"noise": 0.0}, "noise: got 0.0, expected a variance above 0"),
         ({"steps": 0}, "steps: got 0"),

@@ -55,7 +55,7 @@ def test_a_mean_in_a_file_is_written_with_the_result(tmp_path):
     np.save(tmp_path / "background.npy", BACKGROUND)
     result = run(field(), np.load(tmp_path / "background.npy", mmap_mode="r"), output=tmp_path / "mean.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "mean.npy"), result.slab(0, 14))
-    with pytest.raises(ValueError, match="points: the mean is an array, known on the grid only"):
+    with pytest.raises(ValueError, match="points: the mean is an array, given on the grid only"):
         result.at([[0.5, 0.5]])
 
 
@@ -63,7 +63,7 @@ def test_means_that_do_not_fit_are_refused():
     holes = np.where(BACKGROUND > 7.5, np.nan, BACKGROUND)
     for mean, message in (
         (BACKGROUND[:5], r"mean: got shape \(5, 11\), expected a number, a function, or \(14, 11\)"),
-        (holes, "mean: it has NaN or infinite values in slices"),
+        (holes, "mean: got NaN or infinite values in slices"),
         (lambda x: x, r"mean: the function gave shape \(154, 2\), expected \(154,\)"),
         ("3", "mean"),
         (float("nan"), "mean"),

@@ -446,7 +446,7 @@ def test_matrices_for_kernels(kind):
     for matrix, copied in zip(tensors, before, strict=True):
         assert torch.equal(matrix.detach(), copied)
     assert not whole(result).requires_grad
-    with pytest.raises(ValueError, match="points: an axis was given by a matrix; expected kernels"):
+    with pytest.raises(ValueError, match="points: an axis has a matrix in place of a kernel, expected kernels"):
         result.at([[0.1, 0.2]])
 
 

@@ -86,5 +86,5 @@ def test_memory_grows_no_faster_than_the_cells():
 def test_draws_take_memory_and_need_weights_that_every_process_holds():
     without, with_draws = (plan((3840, 2160, 121), (44, 43, 19), 4, draws=draws) for draws in (0, 16))
     assert with_draws.memory - without.memory == 16 * 20 * without.weights
-    with pytest.raises(ValueError, match=r"draws: got 16 of .* weights, which 4 processes divide; expected 0"):
+    with pytest.raises(ValueError, match=r"draws: got 16 for .* weights, divided among 4 processes; expected 0"):
         plan((2000, 1500), (2000, 1500), 4, draws=16)
