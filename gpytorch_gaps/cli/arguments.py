@@ -1,4 +1,4 @@
-"""What the values of options mean: readers for the types of ``argparse``. Imports only the standard library."""
+"""Converts the values of options: types for ``argparse``. Imports only the standard library."""
 
 import argparse
 import math
@@ -47,7 +47,7 @@ def max_gap(text: str) -> tuple[str | int, int | str]:
 
 
 def find_condition(text: str) -> Condition | None:
-    """The condition that a text is, such as ``qc != 0``, or None."""
+    """The condition in a text such as ``qc != 0``; None if it is not a condition."""
     found = _CONDITION.fullmatch(text)
     try:
         return (found[1], found[2], float(found[3])) if found else None
@@ -77,7 +77,7 @@ def period(text: str) -> tuple[str | int, float | None]:
 
 
 def bounds(text: str) -> tuple[float | None, float | None]:
-    """The least and the largest value, as in ``0,`` or ``0,1``."""
+    """The smallest and the largest value, as in ``0,`` or ``0,1``."""
     low, comma, high = text.partition(",")
     try:
         found = tuple(float(one) if one.strip() else None for one in (low, high))

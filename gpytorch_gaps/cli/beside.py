@@ -1,4 +1,4 @@
-"""Arrays beside the values: those of the options --mask, --mean and --noise."""
+"""Further arrays: those of the options --mask, --mean and --noise."""
 
 import argparse
 from collections.abc import Hashable, Sequence
@@ -11,12 +11,12 @@ from gpytorch_gaps.cli.sources import of_variables, read_source
 from gpytorch_gaps.formats import OpenedFile
 
 _ByVariable = dict[Hashable | None, dict[str, Any]]
-"""Arrays and numbers by their names, by variable; None stands for all variables."""
+"""Arrays and numbers by name, for each variable. The key None is for all variables."""
 
 
 def arrays_beside(options: argparse.Namespace, opened: OpenedFile) -> dict[str, Any]:
     """The mask, the backgrounds and the known errors as keywords of ``fill_gaps``."""
-    # all are taken out of the file before it is known which variables are left to fill
+    # all of them are taken out first: the variables to fill are those that remain
     mask = None if options.mask is None else read_mask(options.mask, opened)
     backgrounds = _by_variable("--mean", options.mean, opened)
     errors = _by_variable("--noise", options.noise, opened)
@@ -45,7 +45,7 @@ def _errors(found: _ByVariable, given: Sequence[str], opened: OpenedFile) -> Any
 
 
 def _backgrounds(found: _ByVariable, opened: OpenedFile) -> Any:
-    """A mapping by name, by variable if there are several."""
+    """A mapping by name; for several variables, one for each variable."""
     if not hasattr(opened.data, "data_vars"):
         fields = {name: of_variables("--mean", opened, one) for own in found.values() for name, one in own.items()}
         return fields or None
@@ -58,7 +58,7 @@ def _backgrounds(found: _ByVariable, opened: OpenedFile) -> Any:
 
 
 def _by_variable(option: str, given: Sequence[str], opened: OpenedFile) -> _ByVariable:
-    """Numbers (of --noise) and arrays by their names, by variable as in ``VARIABLE=..``, or None for all."""
+    """Numbers (for --noise) and arrays by name, for each variable in ``VARIABLE=..``, or None for all variables."""
     found: _ByVariable = {}
     for text in given:
         first, _, rest = text.partition("=")
@@ -70,7 +70,7 @@ def _by_variable(option: str, given: Sequence[str], opened: OpenedFile) -> _ByVa
 
 
 def _require_filled(option: str, found: _ByVariable, opened: OpenedFile) -> None:
-    """Raises if a variable is named that is not filled."""
+    """Raises if a named variable is not filled."""
     data = opened.data
     names = [str(one) for one in data.data_vars] if hasattr(data, "data_vars") else [opened.name]
     for key in found:

@@ -1,6 +1,6 @@
-"""``gpytorch-gaps demo``: a synthetic satellite picture of the sea with clouds and dead pixels, and its known truth.
+"""``gpytorch-gaps demo``: a synthetic satellite picture of the sea with clouds and dead pixels, with known truth.
 
-It is filled and compared with linear interpolation; or, with ``--methods``, solved by every method of the paper.
+It is filled and compared with linear interpolation. With ``--methods``, it is solved by every method of the paper.
 """
 
 import math
@@ -73,7 +73,7 @@ def make_scene(seed: int = 7) -> Scene:
 
 
 def _noise(generator: np.random.Generator, steepness: float, largest: float) -> np.ndarray:
-    """Noise of unit variance whose power falls as ``k^-steepness`` below a scale of about ``6 largest`` heights."""
+    """Noise of unit variance. Its power decreases as ``k^-steepness`` below a scale of about ``6 largest`` heights."""
     rows, columns = (np.fft.fftfreq(2 * size, 1 / SHAPE[0]) for size in SHAPE)  # twice the size: it does not repeat
     wavenumber = np.hypot(rows[:, None], columns)
     spectrum = ((2 * np.pi * wavenumber) ** 2 + largest**-2) ** (-steepness / 4)
@@ -95,9 +95,9 @@ def interpolated(scene: Scene) -> np.ndarray:
 
 
 def run_demo(output: Path) -> int:
-    """Fills the scene, prints how good the result is, and draws it.
+    """Fills the scene, prints the errors of the result, and draws it.
 
-    :param output: where the picture goes.
+    :param output: path of the picture.
     :return: the exit code: 0 if the result is better than linear interpolation.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def run_demo(output: Path) -> int:
 
 
 def draw_scene(scene: Scene, result: Filled, output: Path) -> None:
-    """Draws observations, truth, filled field and standard deviation side by side."""
+    """Draws observations, truth, filled field and standard deviation next to each other."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -139,7 +139,7 @@ def draw_scene(scene: Scene, result: Filled, output: Path) -> None:
 
 
 def run_methods() -> int:
-    """Solves a coarse version of the scene by each method of the paper, under one kernel, and prints a table.
+    """Solves a coarse version of the scene by each method of the paper, with the same kernel, and prints a table.
 
     :return: the exit code: 0 if all methods converge and agree.
     """

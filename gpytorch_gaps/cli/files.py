@@ -1,4 +1,4 @@
-"""The files of a command: what is read, as ``fill_gaps`` takes it, and where results go."""
+"""The files of a command: inputs for ``fill_gaps``, and paths of results."""
 
 import argparse
 import math
@@ -29,9 +29,9 @@ def open_input(options: argparse.Namespace) -> OpenedFile:
 
 
 def read_arrays(opened: OpenedFile) -> tuple[Any, dict[str, ArrayAdapter]]:
-    """The values for ``fill_gaps``, and an adapter for each variable by name; the name is empty if the file has none.
+    """The values for ``fill_gaps``, and an adapter for each variable by name. The name may be empty.
 
-    Values that are read in chunks, but are small, are loaded into memory.
+    Small values that are read in chunks are loaded into memory.
     """
     values = opened.data
     if hasattr(values, "data_vars"):
@@ -49,7 +49,7 @@ def _loaded_if_small(values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Outputs:
-    """`std` is a file of its own; `pictures` are by variable, `quantiles` by probability.
+    """The files to write. `std` is a separate file, `pictures` are by variable, and `quantiles` by probability.
 
     `every`: whether observed values are written too, because smoothing changes them.
     """
@@ -66,7 +66,7 @@ class Outputs:
 
     @property
     def path_of_std(self) -> Path | None:
-        """The file that has the standard deviations."""
+        """The file with the standard deviations."""
         return self.filled if self.both else self.std
 
     def paths(self) -> list[Path]:
@@ -75,7 +75,7 @@ class Outputs:
 
 
 def check_outputs(options: argparse.Namespace, opened: OpenedFile, variables: Iterable[str]) -> Outputs:
-    """The outputs asked for, after checking, before any work, that each can be written."""
+    """The requested outputs. Checks, before any work, that each can be written."""
     both = options.std is not None and options.std.resolve() == options.output.resolve()
     std, pictures = None if both else options.std, picture_paths(options.plot, list(variables))
     outputs = Outputs(options.output, std, pictures, options.smooth, both, dict(options.quantile))
@@ -101,15 +101,15 @@ def _check_distinct(outputs: Outputs, source: Path) -> None:
     taken = [path.resolve() for path in outputs.paths()]
     if len(set(taken)) < len(taken):
         twice = next(path for path in taken if taken.count(path) > 1)
-        raise ValueError(f"{twice}: two results would be written there, expected a file for each")
+        raise ValueError(f"{twice}: got this path for two results, expected a file for each")
     if source.resolve() in taken[1:]:
         raise ValueError(
-            f"{source}: is the input, expected another file for standard deviations, quantiles and pictures"
+            f"{source}: got the input as output, expected another file for standard deviations, quantiles and pictures"
         )
 
 
 def picture_paths(path: Path | None, variables: list[str]) -> dict[str, Path]:
-    """One for each variable; if there are several, with the name of the variable before the suffix."""
+    """The path for each variable. If there are several, the name of the variable is before the suffix."""
     if path is None:
         return {}
     if len(variables) == 1:

@@ -1,4 +1,4 @@
-"""``gpytorch-gaps fill``: fills the gaps of a file, writes the results and says what was done."""
+"""``gpytorch-gaps fill``: fills the gaps of a file, writes the results and prints a report."""
 
 import argparse
 import json
@@ -45,7 +45,7 @@ def run_fill(options: argparse.Namespace, warned: list[str]) -> int:
 
 
 def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], beside: dict[str, Any]) -> dict[str, Any]:
-    """The options of the command as keywords of ``fill_gaps``, all but `std`.
+    """The options of the command as keywords of ``fill_gaps``, except `std`.
 
     :param beside: the mask, the backgrounds and the known errors.
     """
@@ -68,7 +68,7 @@ def fill_options(options: argparse.Namespace, kinds: dict[str, ArrayAdapter], be
 
 
 def _periods(options: argparse.Namespace) -> dict[str | int, list[float]] | None:
-    """The options ``--period`` as ``fill_gaps`` takes them."""
+    """The options ``--period`` in the form for ``fill_gaps``."""
     found: dict[str | int, list[float]] = {}
     for axis, period in options.period:
         found.setdefault(axis, []).extend([] if period is None else [period])
@@ -82,15 +82,18 @@ def _is_joint(options: argparse.Namespace, kinds: dict[str, ArrayAdapter]) -> bo
 
 
 def _wants_std(options: argparse.Namespace) -> bool:
-    """Standard deviations take most of the time: they are computed only if they are written or drawn."""
+    """Whether standard deviations are written or drawn. They take most of the time."""
     return options.std is not None or bool(options.quantile) or (options.plot is not None and not options.no_std)
 
 
 def _write(
     result: gaps.Filled, opened: OpenedFile, outputs: Outputs, flags: bool, kinds: dict[str, ArrayAdapter]
 ) -> None:
-    """Writes the results. Pictures are drawn first, because the filled file may replace the input; if that fails, the
-    filled file is written nevertheless."""
+    """Writes the results.
+
+    Pictures are drawn first, because the filled file may replace the input. If drawing fails, the filled file is still
+    written.
+    """
     figures: dict[str, Any] = {}
     failed: Exception | None = None
     try:
@@ -112,7 +115,7 @@ def _write(
 
 
 def _history(result: gaps.Filled, kinds: dict[str, ArrayAdapter]) -> str:
-    """A line on what was done, as CF recommends."""
+    """A line for the history of the file, as CF recommends."""
     reports = result.report if isinstance(result.report, dict) else {next(iter(kinds)): result.report}
     words = [f"{name} ({one.num_gaps:,} gaps)".strip() for name, one in reports.items() if one.num_gaps]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -120,7 +123,7 @@ def _history(result: gaps.Filled, kinds: dict[str, ArrayAdapter]) -> str:
 
 
 def _std_of_filled(result: gaps.Filled, every: bool) -> Any:
-    """Standard deviations, those of a Dataset only where something was filled."""
+    """Standard deviations. For a Dataset, only those of variables that were filled."""
     if result.std is None or not hasattr(result.std, "data_vars") or every:
         return result.std
     names = [name for name in result.std.data_vars if result.report[name].num_gaps]
@@ -166,7 +169,7 @@ def _as_dict(
 
 
 def json_text(content: Any) -> str:
-    """JSON, which has neither NaN nor infinities: both become null."""
+    """JSON. NaN and infinities become null, because JSON does not have them."""
 
     def finite(value: Any) -> Any:
         if isinstance(value, dict):

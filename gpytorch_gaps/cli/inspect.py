@@ -1,4 +1,4 @@
-"""``gpytorch-gaps inspect``: the contents of a file, the shape of its gaps and how they would be filled."""
+"""``gpytorch-gaps inspect``: the contents of a file, the shape of its gaps, and the method to fill them."""
 
 import argparse
 import math
@@ -18,7 +18,7 @@ from gpytorch_gaps.filling.learning.cycles import find_cycles
 from gpytorch_gaps.formats.arrays import slabs
 from gpytorch_gaps.utils.dtypes import is_gap
 
-MOST_CELLS = 20_000_000  # the shape of the gaps of a larger array is taken from a block in its middle
+MOST_CELLS = 20_000_000  # for a larger array, the shape of the gaps is computed for a block in its middle
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def run_inspect(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of an array before filling. ``print(inspection)`` says it in words."""
+    """Properties of an array before filling. ``print(inspection)`` shows them in words."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -49,15 +49,15 @@ class Inspection:
     num_gaps: int
     num_infinite: int
     regions: tuple[int, float, int]
-    """Regions of gaps connected along the axes: how many, the cells of the median one and of the largest."""
+    """Regions of gaps that are connected along the axes: their number, and the cells of the median and the largest."""
     runs: tuple[int, ...]
     """The longest run of gaps along each axis."""
     part: tuple[int, ...] | None
-    """The shape of the block that `regions` and `runs` were counted in; None for the whole array."""
+    """The shape of the block in which `regions` and `runs` were counted; None for the whole array."""
     streamed: bool
     chunked: bool
     cycles: tuple[tuple[float, ...], ...]
-    """Periods that the data follow along each axis, in its units."""
+    """Periods of cycles in the data along each axis, in its units."""
 
     def as_dict(self) -> dict[str, Any]:
         number, median, largest = self.regions
@@ -107,12 +107,12 @@ class Inspection:
         if self.num_gaps == cells:
             return "there are no observations to fill the gaps from"
         if self.streamed:
-            return "piece by piece, with standard deviations from draws: it is too large for a model in memory"
+            return "in pieces, with standard deviations from draws: it is too large for a model in memory"
         return "in memory, as one exact model"
 
 
 def inspect(kind: ArrayAdapter) -> Inspection:
-    """Looks at an array: gaps are counted slab by slab; their shape is taken from a block if the array is large."""
+    """Inspects an array. Gaps are counted slab by slab. If the array is large, their shape is that in a block."""
     num_gaps = num_infinite = 0
     for rows in slabs(kind.shape, np.dtype(kind.array.dtype).itemsize):
         part = _in_memory(kind.array[rows])
@@ -153,7 +153,7 @@ def _central_block(shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def gap_regions(gaps: np.ndarray, labels: list[bool]) -> tuple[int, float, int]:
-    """Number of connected regions of gaps, cells of the median one and of the largest.
+    """The number of connected regions of gaps, and the cells of the median and of the largest region.
 
     :param labels: the axes of labels, along which neighbours are not connected.
     """
@@ -170,7 +170,7 @@ def gap_regions(gaps: np.ndarray, labels: list[bool]) -> tuple[int, float, int]:
 def longest_run(flags: np.ndarray, axis: int) -> int:
     """Length of the longest run of set flags along an axis."""
     count = np.cumsum(flags, axis=axis, dtype=np.int32)
-    before = np.maximum.accumulate(np.where(flags, 0, count), axis=axis)  # the count at the last flag that was not set
+    before = np.maximum.accumulate(np.where(flags, 0, count), axis=axis)  # index of the last flag that was not set
     return int((count - before).max(initial=0))
 
 

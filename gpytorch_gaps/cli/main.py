@@ -19,14 +19,14 @@ from typing import Any
 from gpytorch_gaps.cli.parser import make_parser
 
 INTERRUPTED = 130
-# Exceptions whose messages are written for the user. Any other exception is a defect, and is reported as one.
+# Exceptions with messages for the user. Any other exception is a defect, and is reported as one.
 _USER_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
-    :param arguments: those of the command line. Default: ``sys.argv[1:]``.
+    :param arguments: arguments of the command line. Default: ``sys.argv[1:]``.
     :return: the exit code; see above.
     :raises SystemExit: with code 2 on wrong usage, with code 0 after ``--help`` and ``--version``.
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, warned: list[str]) -> int:
-    """Imports the module of the command, and with it torch, only now."""
+    """Runs a command. Its module, and with it torch, is imported only here."""
     if options.command == "fill":
         from gpytorch_gaps.cli.fill import run_fill
 
@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace, warned: list[str]) -> int:
 
 
 def say(message: str) -> None:
-    """Prints one line on standard error, clear of any progress bar."""
+    """Prints one line on standard error, below any progress bar."""
     from tqdm import tqdm
 
     tqdm.write(f"gpytorch-gaps: {message}", file=sys.stderr)
@@ -95,7 +95,7 @@ def _one_line(error: Exception) -> str:
 
 @contextmanager
 def _one_line_warnings(quiet: bool) -> Iterator[list[str]]:
-    """Prints each warning once, on one line; collects them. Warnings for programmers are ignored."""
+    """Prints each warning once, on one line, and collects them. Warnings for programmers are ignored."""
     seen: list[str] = []
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""What to fill and what to believe: the options --mask, --max-gap and --untrusted."""
+"""Which cells to fill, and which observations to use: the options --mask, --max-gap and --untrusted."""
 
 import operator
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 
 
 def read_mask(given: str, opened: OpenedFile) -> Any:
-    """The mask of --mask, which may be a condition on an array, such as ``land == 0``.
+    """The mask of --mask: an array, or a condition on an array, such as ``land == 0``.
 
     :raises ValueError: if there is neither such an array nor such a file.
     """

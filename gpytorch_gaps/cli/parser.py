@@ -23,8 +23,8 @@ _FILL_EXAMPLES = """examples:
   gpytorch-gaps fill tides.csv -o filled.csv --period time=0.5175 --period time=14.765
   gpytorch-gaps fill long.csv -o filled.csv --index date --columns station --value t
 
-Observed values and everything else in the file are written unchanged, bit for bit, but for a line of history.
-Arrays of more than four million cells are filled piece by piece, with standard deviations from draws.
+Observed values and everything else in the file are written unchanged, bit for bit, except for a line of history.
+Arrays of more than four million cells are filled in pieces, with standard deviations from draws.
 """
 
 _REPORT_EXAMPLES = """example:
@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only on request: reading the metadata of the installation takes a while."""
+    """Prints the version. It is looked up only on request, because this takes some time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from gpytorch_gaps import __version__
@@ -79,18 +79,18 @@ def _add_fill(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--std",
         metavar="FILE",
         type=Path,
-        help="standard deviations: any of these formats but .png; OUT for both in one file",
+        help="file for standard deviations: any of these formats except .png; OUT for both in one file",
     )
     files.add_argument(
         "--quantile", metavar="P=FILE", action="append", default=[], type=quantile,
-        help="a file like OUT with quantiles in the gaps: below these, values are with probability P; repeatable",
+        help="a file like OUT with quantiles in the gaps; a value is below its quantile with probability P; repeatable",
     )  # fmt: skip
-    either.add_argument("--no-std", action="store_true", help="no standard deviations, also in the picture: faster")
+    either.add_argument("--no-std", action="store_true", help="no standard deviations (faster)")
     files.add_argument(
         "--flags", action="store_true",
         help="add a variable NAME_filled_flag: observed, filled, not filled (.nc and .zarr)",
     )  # fmt: skip
-    files.add_argument("--plot", metavar="PICTURE", type=Path, help="before, after, uncertainty: .png, .pdf or .svg")
+    files.add_argument("--plot", metavar="PICTURE", type=Path, help="picture of the result: .png, .pdf or .svg")
     files.add_argument("--force", action="store_true", help="replace existing files")
     _add_model(parser)
     messages = parser.add_argument_group("messages")
@@ -104,18 +104,18 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser(
         "report",
         help="fill the gaps of a file, and write a page with pictures and scores",
-        description="Fills the gaps of a file, and writes a page in HTML: before and after, error bars, scores of "
-        "withheld observations, the model in words and what was assumed about each axis.",
+        description="Fills the gaps of a file, and writes an HTML page: before and after, error bars, scores of "
+        "withheld observations, the model in words, and the assumptions about each axis.",
         epilog=_REPORT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_input(parser)
     files = parser.add_argument_group("results")
     files.add_argument("-o", "--output", metavar="PAGE", type=Path, required=True, help="the page: .html")
-    files.add_argument("--no-std", action="store_true", help="no standard deviations: faster")
+    files.add_argument("--no-std", action="store_true", help="no standard deviations (faster)")
     files.add_argument(
         "--folds", metavar="N", type=integer(0), default=5,
-        help="times that observations are withheld and predicted (default 5); 0 for none",
+        help="how many times observations are withheld and predicted (default 5); 0 for no scores",
     )  # fmt: skip
     files.add_argument("--force", action="store_true", help="replace an existing page")
     _add_model(parser)
@@ -130,41 +130,43 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--transform", choices=["log", "logit", "boxcox", "rank", "auto"],
-        help="for skewed or bounded values, what the model is of; filled values are medians then. auto: the best of "
-        "some, and none, on withheld observations",
+        help="transform skewed or bounded values before they are modelled; filled values are then medians. auto: the "
+        "one with the best predictions of withheld observations, or none",
     )  # fmt: skip
     model.add_argument(
         "--bounds", metavar="LOW,HIGH", type=bounds,
-        help="the least and the largest value there can be, as in 0, or 0,1; with a minus, as --bounds=-5,5",
+        help="smallest and largest possible value, as in 0, or 0,1. If the first is negative: --bounds=-5,5",
     )  # fmt: skip
     model.add_argument("--smooth", action="store_true", help="replace observed values too, by the field without noise")
     model.add_argument(
-        "--joint", action="store_true", help="fill variables on one grid together, so that they inform each other"
+        "--joint",
+        action="store_true",
+        help="fill variables on one grid with a joint model, which uses their correlations",
     )
     model.add_argument(
         "--mean", metavar="NAME|FILE", action="append", default=[],
-        help="a background, such as a climatology: another array of IN, or a file, or FILE:NAME, of one variable only "
-        "as VARIABLE=NAME; its coefficient is learned; repeatable",
+        help="a background, such as a climatology: another array of IN, a file, or FILE:NAME; for a single variable: "
+        "VARIABLE=NAME. Its coefficient is learned; repeatable",
     )  # fmt: skip
     model.add_argument(
         "--noise", metavar="NAME|FILE|NUMBER", action="append", default=[],
-        help="known standard deviations of the measurements: an array as for --mean, or a number; if there are several "
-        "variables, as VARIABLE=NAME, repeatable",
+        help="known standard deviations of the measurements: an array as in --mean, or a number; if there are several "
+        "variables: VARIABLE=NAME, repeatable",
     )  # fmt: skip
     model.add_argument("--no-check", action="store_true", help="skip the check on withheld observations")
     model.add_argument(
         "--period", metavar="AXIS=P", action="append", default=[], type=period,
-        help="a cycle along an axis (name or number), in the units of the axis, days for times; 'none' for no cycle; "
-        "repeatable. Default: a yearly and a daily cycle are detected",
+        help="the period of a cycle along an axis (name or number), in units of the axis, in days for times; 'none' "
+        "for no cycle; repeatable. Default: yearly and daily cycles are detected",
     )  # fmt: skip
-    model.add_argument("--steps", metavar="N", type=integer(1), default=40, help="most training steps (default 40)")
+    model.add_argument("--steps", metavar="N", type=integer(1), default=40, help="limit of training steps (default 40)")
     model.add_argument("--seed", metavar="N", type=integer(0), default=0, help="random seed (default 0)")
     model.add_argument(
         "--budget", metavar="SECONDS", type=positive,
-        help="seconds that filling may take, about; the report says what was left out to keep to it. Default: no limit",
+        help="approximate limit in seconds; the report lists the steps that were left out. Default: no limit",
     )  # fmt: skip
     model.add_argument(
-        "--memory", metavar="GiB", type=positive, default=4.0, help="memory for filling piece by piece (default 4)"
+        "--memory", metavar="GiB", type=positive, default=4.0, help="memory for filling in pieces (default 4)"
     )
 
 
@@ -176,26 +178,26 @@ def _add_what(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
     group.add_argument(
         "--max-gap", metavar="AXIS=LENGTH", action="append", default=[], type=max_gap,
-        help="leave longer runs of gaps along an axis (name or number): cells, as in time=5, or a length with its "
-        "unit, as in time='5 days'; repeatable",
+        help="do not fill longer runs of gaps along an axis (name or number): cells, as in time=5, or a length with "
+        "its unit, as in time='5 days'; repeatable",
     )  # fmt: skip
     group.add_argument(
         "--untrusted", metavar="CONDITION", action="append", default=[], type=condition,
-        help="observations to take for gaps: an array of IN, a comparison (== != < <= > >=, or & for bits) and a "
-        "number, as in 'qc != 0'; repeatable",
+        help="treat observations as gaps where a condition holds: an array of IN, a comparison (== != < <= > >=, or & "
+        "for bits) and a number, as in 'qc != 0'; repeatable",
     )  # fmt: skip
     group.add_argument(
         "--robust", choices=["auto", "yes", "no"], default="auto",
-        help="look for wild values, which are named and not used (auto); look more closely, with a model (yes); "
-        "believe all values (no)",
+        help="how to find wild values, which are reported and not used: a quick search (auto); a search with a model "
+        "(yes); none (no)",
     )  # fmt: skip
 
 
 def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "inspect",
-        help="show the contents of a file, the shape of its gaps and how they would be filled",
-        description="Shows the contents of a file, the shape of its gaps and how they would be filled.",
+        help="show the contents of a file, the shape of its gaps, and the method to fill them",
+        description="Shows the contents of a file, the shape of its gaps, and the method to fill them.",
         epilog=_INSPECT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -212,7 +214,7 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument("--output", type=Path, default=Path("results/demo.png"), help="the picture")
     parser.add_argument(
-        "--methods", action="store_true", help="instead, solve a small field by every method of the paper"
+        "--methods", action="store_true", help="solve a small field by every method of the paper instead"
     )
     _add_traceback(parser)
 
@@ -222,7 +224,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--variable", "--value", metavar="NAME", help="one variable of an .npz, .nc, .zarr or .csv file"
     )
-    parser.add_argument("--gap-value", metavar="X", type=float, help="a number that marks a gap, as NaN does")
+    parser.add_argument("--gap-value", metavar="X", type=float, help="a number that marks a gap, in addition to NaN")
     tables = parser.add_argument_group("tables (.csv)")
     tables.add_argument(
         "--index", metavar="NAME", action="append", default=[],
@@ -230,7 +232,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     tables.add_argument(
         "--columns", metavar="NAME", action="append", default=[],
-        help="of a long table, with a row for each value: the column that says which series it belongs to; repeatable",
+        help="for a long table, with one row per value: the column that identifies the series; repeatable",
     )  # fmt: skip
     tables.add_argument(
         "--dates", choices=["day-first", "month-first"], help="the order of day and month in dates such as 03/04/2020"

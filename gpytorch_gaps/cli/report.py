@@ -1,4 +1,4 @@
-"""``gpytorch-gaps report``: fills the gaps of a file and writes a page about how it went."""
+"""``gpytorch-gaps report``: fills the gaps of a file and writes a page about the result."""
 
 import argparse
 

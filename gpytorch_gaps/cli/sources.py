@@ -1,4 +1,4 @@
-"""Where arrays beside the values come from: the same file or another."""
+"""Reads further arrays from the same file or from another."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from gpytorch_gaps.formats.masks import open_array
 def read_source(
     option: str, given: str, opened: OpenedFile, read: Callable[[str, str | None], Any] = open_array
 ) -> Any:
-    """Another array of the opened file, or that of a file, whose name is after a colon if the file holds several.
+    """Another array of the opened file, or the array of another file. FILE:NAME names one of several arrays.
 
     :param read: the function that reads a file.
     :raises ValueError: if there is neither such an array nor such a file.
@@ -30,7 +30,7 @@ def read_source(
 
 
 def of_variables(option: str, opened: OpenedFile, array: Any) -> Any:
-    """The array; for several variables, a dictionary with it for those that have its dimensions, else None."""
+    """The array. For several variables, a dictionary: the array for variables with its dimensions, None for others."""
     data = opened.data
     if not hasattr(data, "data_vars"):
         pixels = getattr(data, "ndim", 0) == getattr(array, "ndim", 0) + 1 and data.shape[:-1] == array.shape
@@ -40,5 +40,5 @@ def of_variables(option: str, opened: OpenedFile, array: Any) -> Any:
         raise ValueError(f"{option}: got an array without dimensions for several variables; pick one with --variable")
     found = {name: array if set(dims) <= set(one.dims) else None for name, one in data.data_vars.items()}
     if all(one is None for one in found.values()):
-        raise ValueError(f"{option}: got the dimensions {list(map(str, dims))}, which no variable to fill has")
+        raise ValueError(f"{option}: got the dimensions {list(map(str, dims))}, expected those of a variable to fill")
     return found

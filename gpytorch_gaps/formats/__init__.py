@@ -1,4 +1,4 @@
-"""Reads arrays with gaps from files, and writes results back: everything else in a file stays as it was.
+"""Reads arrays with gaps from files, and writes results back. Everything else in a file is unchanged.
 
 Formats by suffix: .npy, .npz, .nc (netCDF 3 and 4), .zarr (a directory), .csv, .tif / .tiff, .png. A package that a
 format needs is imported when such a file is opened.
@@ -24,20 +24,20 @@ def open_file(
     columns: str | Sequence[str] = (),
     dates: str | None = None,
 ) -> OpenedFile:
-    """Opens a file with gaps; it is read lazily if its format allows.
+    """Opens a file with gaps. It is read lazily if its format allows this.
 
     :param path: the file, or the directory of a .zarr store.
-    :param variable: one array of an .npz, .nc or .zarr file, or one column of a .csv table. Default: all variables of
-        numbers; of an .npz file, the only array with gaps.
-    :param gap_value: a number that marks a gap, as NaN does.
-    :param index: of a .csv table, the columns that index its rows. Default: the first, if it looks like an index.
-    :param columns: of a long .csv table, which has a row for each value, further columns that say where a value
-        belongs, such as the station; `variable` is then the column of the values.
+    :param variable: one array of an .npz, .nc or .zarr file, or one column of a .csv table. Default: all numeric
+        variables. For an .npz file: the only array with gaps.
+    :param gap_value: a number that marks a gap, in addition to NaN.
+    :param index: for a .csv table, the columns that index its rows. Default: the first, if it looks like an index.
+    :param columns: for a long .csv table, which has one row per value: further columns that identify the series of a
+        value, such as the station. `variable` is then the column of the values.
     :param dates: the order of day and month in dates of a .csv table such as 03/04/2020: ``"day-first"`` or
         ``"month-first"``.
-    :return: the opened file, a context manager; its `data` and `axes` are arguments of
+    :return: the opened file, a context manager. Its `data` and `axes` are arguments of
         :func:`gpytorch_gaps.fill_gaps`.
-    :raises ValueError: if the file is not readable as its suffix says, or holds no real numbers.
+    :raises ValueError: if the file does not have the format of its suffix, or contains no real numbers.
     :raises FileNotFoundError: if there is no such file.
     :raises ImportError: if a package for the format is missing.
 
@@ -83,10 +83,10 @@ def check_output(
 ) -> None:
     """Checks, before any work, that :meth:`OpenedFile.write` can write a result of an opened file.
 
-    :param path: the file to write; its suffix names the format.
+    :param path: the file to write; its suffix determines the format.
     :param opened: the opened file.
-    :param lossless: as of :meth:`OpenedFile.write`.
-    :param additions: as of :meth:`OpenedFile.write`; deviations may be anything but None.
+    :param lossless: as in :meth:`OpenedFile.write`.
+    :param additions: as in :meth:`OpenedFile.write`. Any value of deviations other than None has the same effect.
     :raises ValueError: if the format cannot hold the result, or nothing can be written at this path.
     :raises ImportError: if a package for the format is missing.
 

@@ -1,6 +1,6 @@
-"""What can be written beside filled values: standard deviations, flags of filled cells, a line of history.
+"""Additions to filled values in a file: standard deviations, flags of filled cells, a line of history.
 
-Only netCDF and zarr hold it. Everything else in such a file stays as it was.
+Only netCDF and zarr files can contain them. Everything else in the file is unchanged.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ STD_SUFFIX, FLAG_SUFFIX = "_std", "_filled_flag"
 
 @dataclass(frozen=True)
 class Additions:
-    """What :meth:`OpenedFile.write` writes beside the filled values.
+    """Additions that :meth:`OpenedFile.write` writes beside the filled values.
 
     :param history: a line that is appended to the attribute ``history`` of netCDF and zarr files, as CF recommends.
-    :param flags: whether a variable ``<name>_filled_flag`` says which cells were observed, filled and not filled.
-    :param deviations: standard deviations in the form of the data, for a variable ``<name>_std``. Default: none.
+    :param flags: whether to add a variable ``<name>_filled_flag``: which cells were observed, filled and not filled.
+    :param deviations: standard deviations, in the form of the data, for a variable ``<name>_std``. Default: none.
 
     >>> Additions(history="2024-05-01: gaps filled", flags=True).flags
     True
@@ -45,7 +45,7 @@ class AddedVariable(NamedTuple):
 def added_variables(
     flags: bool, data: Mapping[Any, Any], filled: Mapping[Any, Any], deviations: Mapping[Any, Any]
 ) -> dict[Any, dict[str, AddedVariable]]:
-    """The variables to add, by the variable that they belong to.
+    """The variables to add, as a mapping from the variable that they belong to.
 
     :param flags: whether flags are added.
     :param data: DataArrays with NaN at gaps, by name.

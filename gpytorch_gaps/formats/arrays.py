@@ -1,4 +1,4 @@
-"""Files of one array without labels: what they share, and .npy, which is mapped into memory and written in slabs."""
+"""Files of one array without labels: their base class, and .npy, which is memory-mapped and written in slabs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def with_gaps(array: np.ndarray, gap_values: Sequence[float]) -> np.ndarray:
 
 
 def with_filled(held: np.ndarray, data: Any, filled: Any, reserved: Sequence[float] = ()) -> np.ndarray:
-    """A copy of `held` with the values of `filled` at the gaps of `data`, except where `filled` has gaps as well.
+    """A copy of `held` with the values of `filled` at the gaps of `data`. Gaps of `filled` remain gaps.
 
     :param held: the array as stored; `data` is the same array with its gaps masked or NaN.
     """
@@ -42,7 +42,7 @@ def with_filled(held: np.ndarray, data: Any, filled: Any, reserved: Sequence[flo
 
 
 class ArrayFile(OpenedFile):
-    """A file of one array. `held` is the array as stored; `reserved` are the numbers that mark a gap in it."""
+    """A file of one array. `held` is the array as stored, and `reserved` are the numbers that mark a gap in it."""
 
     options: dict[str, Any]  # how the file stores its array: keyword arguments of `_save`
 

@@ -1,18 +1,18 @@
-"""The coordinates of a TIFF image: of pixels on the ground, from its geographic tags, and the names of dimensions."""
+"""The coordinates of the pixels of a TIFF image, from its geographic tags, and the names of its dimensions."""
 
 from typing import Any
 
 import numpy as np
 
 _PROJECTED, _GEOGRAPHIC = 1, 2  # values of GTModelTypeGeoKey
-_PIXEL_IS_POINT = 2  # of GTRasterTypeGeoKey: coordinates are those of the middle of a pixel, not of its corner
-_NAMES = {"Y": "y", "X": "x", "S": "band", "C": "channel", "Z": "z", "T": "time"}  # by the letters of tifffile
+_PIXEL_IS_POINT = 2  # value of GTRasterTypeGeoKey: coordinates belong to the middle of a pixel, not to its corner
+_NAMES = {"Y": "y", "X": "x", "S": "band", "C": "channel", "Z": "z", "T": "time"}  # from the letters of tifffile
 
 
 def image_axes(series: Any, shape: tuple[int, ...]) -> dict[str, np.ndarray | None]:
-    """The coordinates of every dimension by name, None where they are not known.
+    """The coordinates of every dimension by name; None if they are not known.
 
-    Pixels in degrees have the names latitude and longitude.
+    If coordinates are in degrees, the names are latitude and longitude.
 
     :param series: a series of tifffile.
     :param shape: the shape of its array.
@@ -34,7 +34,7 @@ def image_axes(series: Any, shape: tuple[int, ...]) -> dict[str, np.ndarray | No
 
 
 def _ground(tags: dict[str, Any], rows: int, columns: int) -> dict[str, np.ndarray] | None:
-    """Coordinates of the middles of pixels; None if there are none, or if the image is rotated."""
+    """Coordinates of the centres of pixels; None if there are none, or if the image is rotated."""
     middle = 0.0 if tags.get("GTRasterTypeGeoKey") == _PIXEL_IS_POINT else 0.5
     row, column = np.arange(rows) + middle, np.arange(columns) + middle
     if "ModelPixelScale" in tags and len(tags.get("ModelTiepoint", ())) == 6:

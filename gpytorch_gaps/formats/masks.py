@@ -1,4 +1,4 @@
-"""Masks and other arrays beside the values, from files of any format."""
+"""Reads masks and other arrays from files of any format."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from gpytorch_gaps.formats.xarray_files import XarrayFile
 
 
 def open_mask(path: Path | str, variable: str | None = None) -> Any:
-    """The mask in a file, in memory. That of a picture is true where pixels are neither black nor transparent.
+    """The mask in a file, in memory. The mask of a picture is true where pixels are neither black nor transparent.
 
     :param path: the file.
-    :param variable: as of :func:`open_array`.
+    :param variable: as in :func:`open_array`.
     :return: an array, a DataFrame or a DataArray of flags or numbers.
     """
     data = open_array(path, variable)
@@ -23,12 +23,12 @@ def open_mask(path: Path | str, variable: str | None = None) -> Any:
 
 
 def open_array(path: Path | str, variable: str | None = None) -> Any:
-    """The only array of a file, or the one of this name, in memory.
+    """The only array of a file, or the array with the given name, in memory.
 
     :param path: the file.
     :param variable: one of its arrays. Default: the only one.
     :return: an array, a masked array, a DataFrame or a DataArray of flags or numbers.
-    :raises ValueError: if the file holds several arrays and none is named, or none with this name.
+    :raises ValueError: if the file has several arrays and no name is given, or no array with this name.
     """
     path = Path(path)
     kind = format_of(path)

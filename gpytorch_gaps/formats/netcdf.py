@@ -17,7 +17,7 @@ from gpytorch_gaps.utils.files import atomic_write
 if TYPE_CHECKING:
     import xarray
 
-_STORAGE = {"zlib", "compression", "contiguous", "chunksizes"}  # encodings of a variable that was stored before
+_STORAGE = {"zlib", "compression", "contiguous", "chunksizes"}  # encodings that describe the storage of a variable
 _COMPRESSED: dict[str, Any] = {"compression": "gzip", "compression_opts": 4, "shuffle": True}
 HDF5: tuple[str, ...] = ("h5netcdf", "h5py")  # h5netcdf does not depend on h5py
 
@@ -86,14 +86,15 @@ def _engine(path: Path) -> str:
     if start == b"\x89HDF\r\n\x1a\n":
         require(path, *HDF5)
         return "h5netcdf"
-    raise ValueError("it begins neither as netCDF 3, classic or with 64-bit offsets, nor as netCDF 4")
+    raise ValueError("its first bytes are not those of netCDF 3, classic or with 64-bit offsets, nor of netCDF 4")
 
 
 @contextmanager
 def _netcdf_variables(path: str, engine: str) -> Iterator[Any]:
     """The stored variables of a file, open for writing.
 
-    Those of netCDF 3 are mapped: scipy can only write the whole file again, and misplaces scalars beside records.
+    Variables of netCDF 3 are memory-mapped. scipy can only write the whole file again, and if there are records, it
+    writes scalars at wrong places.
     """
     if engine == "h5netcdf":
         import h5netcdf
@@ -107,7 +108,7 @@ def _netcdf_variables(path: str, engine: str) -> Iterator[Any]:
 
 
 def _places(path: str) -> dict[str, dict[str, Any]]:
-    """Where the variables of a netCDF 3 file lie: arguments of ``np.ndarray``."""
+    """The places of the variables in a netCDF 3 file, as arguments of ``np.ndarray``."""
     from scipy.io import netcdf_file
 
     def place(data: np.ndarray) -> dict[str, Any]:

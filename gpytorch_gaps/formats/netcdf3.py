@@ -1,8 +1,8 @@
-"""Further variables and attributes in a copy of a netCDF 3 file, in which all else stays as it was, to the bit.
+"""Adds variables and attributes to a copy of a netCDF 3 file. All other contents stay the same, bit for bit.
 
-A file is a header, then the variables without the record dimension one after the other, then records. A record has a
-slab of each variable with the record dimension (NetCDF Classic Format Specification). scipy could write such a file
-again, but sorts its variables, and misplaces scalars beside records.
+A file consists of a header, the variables without the record dimension, and the records. A record has a slab of each
+variable with the record dimension (NetCDF Classic Format Specification). scipy could write such a file again, but it
+sorts the variables, and if there are records, it writes scalars at wrong places.
 """
 
 import math
@@ -20,7 +20,7 @@ _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12  # tags of lists in the header
 _CHAR = 2
 _TYPES = {1: ">i1", _CHAR: "S1", 3: ">i2", 4: ">i4", 5: ">f4", 6: ">f8"}
 _SIZES = {kind: np.dtype(name).itemsize for kind, name in _TYPES.items()}
-_LARGEST_SIZE = 2**32 - 1  # stands for any larger one: sizes of variables follow from their dimensions
+_LARGEST_SIZE = 2**32 - 1  # replaces any larger size: sizes of variables follow from their dimensions
 _COPIED_BYTES = 2**24
 
 
@@ -40,7 +40,7 @@ class _Variable:
     attributes: dict[bytes, _Attribute]
     kind: int
     begin: int = 0
-    values: np.ndarray | None = None  # of a variable that is added
+    values: np.ndarray | None = None  # for a variable that is added
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Header:
         return math.prod(lengths) * _SIZES[variable.kind]
 
     def stored_bytes(self, variable: _Variable) -> int:
-        """The same as it is stored: padded, but for the records of a variable that is the only one with records."""
+        """Bytes with padding. If only one variable has records, its records are not padded."""
         size = self.slab_bytes(variable)
         alone = self.has_records(variable) and sum(map(self.has_records, self.variables.values())) == 1
         return size if alone else _padded(size)
@@ -143,7 +143,7 @@ def _read(stream: IO[bytes]) -> _Header:
     magic, count = stream.read(4), _integer(stream)
     header = _Header(magic[3], count)
     if count == 2**32 - 1:
-        raise ValueError("its number of records is not known: it is still written to")
+        raise ValueError("its number of records is not known, because it is still being written")
     header.dims = [(_name(stream), _integer(stream)) for _ in range(_list_length(stream))]
     header.attributes = _attributes(stream)
     for _ in range(_list_length(stream)):

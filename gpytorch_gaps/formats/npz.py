@@ -23,7 +23,7 @@ class NpzFile(ArrayFile):
 
     @classmethod
     def read(cls, path: Path, variable: str | None, gap_value: float | None) -> OpenedFile:
-        """The array `variable`, or the only one with gaps, or the only one that is no coordinate of another."""
+        """The array `variable`. Default: the only array with gaps, or the only one that is not a coordinate."""
         archive = _Archive(path)
         name = choose(path, archive.headers, archive.candidate(gap_value) if variable is None else variable)
         require_numbers(path, f"the array {name!r}", *archive.headers[name])
@@ -65,7 +65,7 @@ class NpzFile(ArrayFile):
         arrays = _named_arrays(opened, filled)
 
         def write(stream: IO[bytes]) -> None:
-            with zipfile.ZipFile(stream, "w") as target:  # np.savez cannot write an array of the name "file"
+            with zipfile.ZipFile(stream, "w") as target:  # np.savez cannot write an array with the name "file"
                 for name, array in arrays.items():
                     with target.open(f"{name}.npy", "w", force_zip64=True) as out:
                         np.lib.format.write_array(out, array, allow_pickle=False)
@@ -92,7 +92,7 @@ class _Archive:
             return native(archive[name])
 
     def candidate(self, gap_value: float | None) -> str:
-        """The array that is meant if none is named."""
+        """The array to fill if no name is given."""
         headers, gap_values = self.headers, () if gap_value is None else (gap_value,)
         numeric = {name: shape for name, (shape, dtype) in headers.items() if dtype.kind in "iuf" and shape}
         if not numeric:
@@ -104,11 +104,11 @@ class _Archive:
             names = [name for name in names if is_gap(with_gaps(self.load(name), gap_values)).any()] or names
         if len(names) > 1:
             listed = ", ".join(f"{name} {numeric[name]}" for name in names)
-            raise ValueError(f"{self.path}: which array is meant? Pass --variable NAME, one of {listed}")
+            raise ValueError(f"{self.path}: got several arrays, expected one. Try: --variable NAME, one of {listed}")
         return names[0]
 
     def coordinates(self, name: str) -> list[tuple[str, np.ndarray] | None]:
-        """For each dimension the only other array that can be its axis and is as long as this dimension alone."""
+        """The coordinates of each dimension: the only other array that has its length and can be an axis, or None."""
         shape = self.headers[name][0]
         found: list[tuple[str, np.ndarray] | None] = [None] * len(shape)
         by_length: dict[int, list[tuple[str, np.ndarray]]] = {}
@@ -123,15 +123,15 @@ class _Archive:
             else:
                 names = ", ".join(other for other, _ in matches)
                 warnings.warn(
-                    f"{self.path}: {names} may be coordinates of {name} {shape}, but the dimension is not clear; "
-                    "they are not used",
+                    f"{self.path}: {names} may be coordinates of {name} {shape}, but it is not clear of which "
+                    "dimension; they are not used",
                     stacklevel=4,
                 )
         return found
 
 
 def _is_an_axis(array: np.ndarray) -> bool:
-    """Whether an array is strictly monotonic, or holds distinct texts."""
+    """Whether an array is strictly monotonic, or consists of distinct texts."""
     if array.dtype.kind == "U":
         return len(set(array.tolist())) == len(array)
     return bool(np.isfinite(array).all() and ((array[1:] > array[:-1]).all() or (array[1:] < array[:-1]).all()))

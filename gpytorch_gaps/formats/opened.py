@@ -1,4 +1,4 @@
-"""What all formats share: the class of an opened file, the table of formats, and checks with readable messages."""
+"""The common parts of all formats: the class of an opened file, the table of formats, and checks."""
 
 import copy
 import importlib
@@ -14,18 +14,17 @@ from gpytorch_gaps.formats.additions import Additions
 from gpytorch_gaps.utils.files import require_place
 
 FORMATS: dict[str, type["OpenedFile"]] = {}
-"""The class of each suffix; a subclass of `OpenedFile` adds itself."""
+"""The class for each suffix. Subclasses of `OpenedFile` are added automatically."""
 
 
 _NOTHING = Additions()
 
 
 class OpenedFile(ABC):
-    """A file with gaps, opened by :func:`gpytorch_gaps.formats.open_file`. A context manager: leaving it closes it.
+    """A file with gaps, opened by :func:`gpytorch_gaps.formats.open_file`. A context manager: it closes the file.
 
-    :ivar data: the values as :func:`gpytorch_gaps.fill_gaps` takes them: an array, masked array, DataFrame, DataArray
-        or Dataset.
-    :ivar axes: coordinates for ``fill_gaps`` by name, if the file has them beside the array, else None.
+    :ivar data: the values for :func:`gpytorch_gaps.fill_gaps`: an array, masked array, DataFrame, DataArray or Dataset.
+    :ivar axes: coordinates for ``fill_gaps`` by name, if the file has them in separate arrays, else None.
     :ivar name: the name of the array, ``"values"`` if it has none.
     """
 
@@ -34,10 +33,10 @@ class OpenedFile(ABC):
     directory: ClassVar[bool] = False
     has_variables: ClassVar[bool] = False
     holds_one_array: ClassVar[bool] = True
-    dimensions: ClassVar[range] = range(1, 65)  # of the arrays of other formats that can be written
+    dimensions: ClassVar[range] = range(1, 65)  # numbers of dimensions of an array that can be written
     limits: ClassVar[str] = ""  # the same in words, for an error message
 
-    additions = _NOTHING  # to the file that is written
+    additions = _NOTHING  # additions to the file that is written
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -46,7 +45,7 @@ class OpenedFile(ABC):
     def __init__(self, path: Path, data: Any, name: str = "values") -> None:
         self.path, self.data, self.name = path, data, name
         self.axes: dict[str, Any] | None = None
-        self.coordinates: list[tuple[str, np.ndarray] | None] = []  # `axes` with their names, as the file has them
+        self.coordinates: list[tuple[str, np.ndarray] | None] = []  # `axes` with their names in the file
 
     @classmethod
     @abstractmethod
@@ -59,7 +58,7 @@ class OpenedFile(ABC):
     @classmethod
     @abstractmethod
     def _write_new(cls, opened: "OpenedFile", filled: Any, path: Path) -> None:
-        """Writes, in this format, the contents of a file of another format."""
+        """Writes the contents of a file of another format in this format."""
 
     @classmethod
     def _refuse(cls, opened: "OpenedFile", path: Path, lossless: bool) -> None:
@@ -85,10 +84,10 @@ class OpenedFile(ABC):
         return []
 
     def take_out(self, name: str) -> Any:
-        """Another array of the file, such as a mask or flags of quality, which does not belong to `data` any more.
+        """Another array of the file, such as a mask or quality flags. It is removed from `data`.
 
         :param name: one of :meth:`names`.
-        :raises ValueError: if there is no such array, or if `data` has no other.
+        :raises ValueError: if there is no such array, or if it is the only one in `data`.
         """
         raise ValueError(f"{self.path}: got {name!r}, but a {self.path.suffix} file holds one array without a name")
 
@@ -109,7 +108,7 @@ class OpenedFile(ABC):
         """Raises if this format cannot hold flags and deviations beside the contents of the opened file."""
         raise ValueError(
             f"output: a {path.suffix} file cannot hold flags or standard deviations beside the filled values; write "
-            ".nc or .zarr, and standard deviations to a file of their own"
+            ".nc or .zarr, or standard deviations to another file"
         )
 
     @classmethod
@@ -119,15 +118,15 @@ class OpenedFile(ABC):
     def write(self, filled: Any, path: Path | str, lossless: bool = False, additions: Additions = _NOTHING) -> None:
         """Writes a result, completely or not at all.
 
-        If the format is that of the opened file, everything but the gaps stays as it was, bit for bit; otherwise the
-        values are converted. Numbers keep the type of the file: if it stores integers, or packs numbers into integers,
+        If the format is that of the opened file, everything except the gaps is unchanged, bit for bit. Otherwise the
+        values are converted. Numbers keep the type of the file. If it stores integers, or packs numbers into integers,
         filled values are rounded.
 
-        :param filled: an object of the type and shape of `data`. Gaps that are still gaps in it stay gaps.
-        :param path: the file to write; its suffix names the format. It may be the opened file.
-        :param lossless: write every entry, observed or not, as a floating-point number without rounding. For results
-            that are not the filled file, such as a smoothed field.
-        :param additions: what else is written: a line of history, flags, standard deviations.
+        :param filled: an object of the type and shape of `data`. Its gaps remain gaps in the file.
+        :param path: the file to write; its suffix determines the format. It may be the opened file.
+        :param lossless: whether to write every entry, observed or not, as a floating-point number without rounding. For
+            results that are not the filled file, such as a smoothed field.
+        :param additions: a line of history, flags and standard deviations to be written too.
         :raises ValueError: if the format cannot hold the result, or `filled` has another shape.
 
         >>> import numpy, tempfile
@@ -155,17 +154,17 @@ class OpenedFile(ABC):
                 kind._write_new(source, source._for_other_formats(filled, lossless), path)
 
     def write_deviations(self, deviations: Any, path: Path | str, history: str = "") -> None:
-        """Writes standard deviations, lossless. If the file has a scale and an offset, only the scale applies to them.
+        """Writes standard deviations, lossless. If the file has a scale and an offset, only the scale is applied.
 
-        :param deviations: an object of the type and shape of `data`; a Dataset may have some of its variables.
-        :param path: the file to write; its suffix names the format.
+        :param deviations: an object of the type and shape of `data`. A Dataset may have only some of its variables.
+        :param path: the file to write; its suffix determines the format.
         :param history: a line for the attribute ``history`` of netCDF and zarr files.
-        :raises ValueError: as :meth:`write`.
+        :raises ValueError: as in :meth:`write`.
         """
         self._of_deviations(deviations).write(deviations, path, lossless=True, additions=Additions(history))
 
     def _of_deviations(self, deviations: Any) -> "OpenedFile":
-        """This file with the contents and metadata of a file of standard deviations."""
+        """This file, with standard deviations and their metadata in place of the values."""
         return self
 
     def close(self) -> None:  # noqa: B027  most formats keep nothing open
@@ -179,21 +178,21 @@ class OpenedFile(ABC):
 
 
 def _shapes(data: Any) -> Any:
-    """The shape, by variable if there are several; labelled dimensions may come in any order."""
+    """The shape; for several variables, by name. Labelled dimensions may be in any order."""
     if hasattr(data, "data_vars"):
         return {name: _shapes(data[name]) for name in sorted(data.data_vars, key=str)}
     return dict(sorted(data.sizes.items(), key=str)) if hasattr(data, "sizes") else tuple(data.shape)
 
 
 def format_of(path: Path) -> type[OpenedFile]:
-    """The class of the format that the suffix names."""
+    """The class of the format for the suffix."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path}: got the suffix {path.suffix!r}, expected one of {', '.join(sorted(FORMATS))}")
     return FORMATS[path.suffix.lower()]
 
 
 def require(path: Path, *packages: str) -> None:
-    """Imports packages; names the extra to install if one is missing."""
+    """Imports packages. If one is missing, the error names the extra to install."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -215,7 +214,7 @@ def reraise_as(what: str, *passed: type[Exception]) -> Iterator[None]:
 
 
 def reading(path: Path, expected: str) -> AbstractContextManager[None]:
-    """For reading a file that may be broken."""
+    """A context for reading a file that may be damaged."""
     return reraise_as(f"{path}: not readable as {expected}", PermissionError)
 
 

@@ -1,8 +1,8 @@
 """PNG images through Pillow: 8-bit gray or RGB, 16-bit gray, each with alpha or without.
 
 A pixel is a gap if its alpha is 0, or if all its channels are `gap_value`. `data` are the colours without alpha, masked
-at the gaps. When the image is written again, alpha becomes opaque at filled pixels and stays elsewhere. Palettes become
-RGB, a transparent 8-bit colour becomes alpha, gray of fewer than 8 bits becomes 8-bit.
+at the gaps. When the image is written again, filled pixels become opaque, and the alpha of other pixels does not
+change. Palettes are converted to RGB, a transparent 8-bit colour to alpha, and gray of fewer than 8 bits to 8 bits.
 """
 
 import io
@@ -37,11 +37,11 @@ class PngFile(ArrayFile):
             with path.open("rb") as stream:
                 start = stream.read(26)
             if start[:8] != SIGNATURE:
-                raise ValueError("it does not begin as one")
+                raise ValueError("its first bytes are not those of a PNG file")
             depth, color = start[24], start[25]
         if depth == 16 and color != 0:
             raise ValueError(
-                f"{path}: has 16 bits a colour, of which Pillow keeps 8; expected 8, 16 bits of gray, or a .tif"
+                f"{path}: has 16 bits per colour, of which Pillow keeps 8; expected 8, 16 bits of gray, or a .tif"
             )
         with reading(path, "a PNG image"), Image.open(path) as image:
             pixels, alpha = _pixels(image)
@@ -100,7 +100,7 @@ class PngFile(ArrayFile):
         if lossless or not possible:
             got = "floating numbers" if lossless else f"{dtype} of the shape {shape}"
             raise ValueError(
-                f"output: {opened.path} would give {got}, but a .png image holds 8 bits of (height, width[, channels]) "
+                f"output: {opened.path} would give {got}, but a .png image has 8 bits of (height, width[, channels]) "
                 "or 16 bits of (height, width); write .tif or .npy"
             )
 

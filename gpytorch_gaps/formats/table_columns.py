@@ -1,4 +1,4 @@
-"""Columns of text of a table as numbers, dates, text, and as an index of its rows."""
+"""Converts the text columns of a table to numbers, dates, text, or an index of its rows."""
 
 import re
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ COMPACT_DATE = re.compile(r"\d{8}")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a table is to be read.
+    """How to read a table.
 
     :param index: the columns that index the rows. Default: the first column, if it looks like an index.
-    :param columns: further columns that say where the value of a row belongs, in a long table.
+    :param columns: for a long table, further columns that identify the series of a value.
     :param dates: the order of day and month in dates such as 03/04/2020: ``"day-first"`` or ``"month-first"``.
     """
 
@@ -65,7 +65,7 @@ def _numbers(texts: Sequence[str]) -> np.ndarray | None:
 
 
 def numbers_of_column(path: Path, name: str, texts: Sequence[str]) -> np.ndarray | None:
-    """The numbers of a column, None for a column of text; a mixture is an error."""
+    """The numbers of a column; None for a column of text. A mixture raises a ValueError."""
     numbers = _numbers(texts)
     if numbers is None:
         is_text = [_numbers([text]) is None for text in texts]
@@ -93,7 +93,7 @@ def index_level(path: Path, name: str, texts: Sequence[str], layout: Layout) -> 
     if index is None:
         index = pandas.Index(texts if numbers is None else numbers)
         if numbers is not None and all(text.strip().lstrip("+-").isdigit() for text in texts):
-            index = pandas.Index([int(text) for text in texts])  # exact, also beyond 2^53
+            index = pandas.Index([int(text) for text in texts])  # exact for integers above 2^53 too
     return index.rename(name.strip() or None)
 
 
@@ -105,9 +105,9 @@ def refuse_repeats(path: Path, names: Sequence[str], index: "pandas.Index", text
     entry = ", ".join(repr(column[row]) for column in texts)
     if len(names) == 1:
         raise ValueError(
-            f"{path}: the index, column {names[0]!r}, has {entry} again in row {row + 2}; expected a wide table, one "
-            "row for each entry of the index and one column for each series; or name what tells the rows of a long "
-            f"table apart: --index {names[0].strip() or 'NAME'} --columns NAME --value NAME"
+            f"{path}: the index, column {names[0]!r}, has {entry} again in row {row + 2}; expected a wide table, with "
+            "one row for each entry of the index and one column for each series. For a long table, name its columns: "
+            f"--index {names[0].strip() or 'NAME'} --columns NAME --value NAME"
         )
     raise ValueError(f"{path}: {', '.join(names)} are {entry} again in row {row + 2}; expected each combination once")
 

@@ -1,12 +1,12 @@
 """Tables: a .csv file with a header line, wide or long.
 
 A wide table has one row for each entry of its index, and one column for each series. The first column is the index if
-it holds dates or other text, or if its header is empty or one of `INDEX_NAMES`; it must not have gaps or repetitions
-then. Any other table is indexed 0, 1, ... Columns of text are carried along.
+it contains dates or other text, or if its header is empty or one of `INDEX_NAMES`. An index must not have gaps or
+repetitions. Any other table is indexed 0, 1, ... Columns of text are kept.
 
-A long table has one row for each value, and columns that say where the value belongs, such as a date and a station.
+A long table has one row for each value, and columns that identify the value, such as a date and a station.
 
-When a table is written again, only the text of cells that were gaps changes; pandas would rewrite every cell.
+When a table is written again, only the text of cells that were gaps changes. (pandas would rewrite every cell.)
 """
 
 import csv
@@ -82,7 +82,7 @@ class CsvFile(OpenedFile):
             raise ValueError(f"{path}: the header has {twice!r} twice, expected each column once")
         if layout.columns and len(found) > 1:
             listed = ", ".join(map(str, names))
-            raise ValueError(f"{path}: which column has the values? Pass --value NAME, one of {listed}")
+            raise ValueError(f"{path}: got columns without --value, expected the column of values: one of {listed}")
         values = np.stack(list(found.values()), axis=1)
         if gap_value is not None:
             values[values == gap_value] = np.nan
@@ -176,7 +176,7 @@ def _index(
 def _series(
     path: Path, header: Sequence[str], texts: Sequence[Sequence[str]], keys: Sequence[int], variable: str | None
 ) -> dict[int, np.ndarray]:
-    """The numbers of each column, by its position: of all columns of numbers but the index, or of one of them."""
+    """The numbers of each column by its position: of all columns of numbers except the index, or of one of them."""
     parsed = {i: numbers_of_column(path, header[i], texts[i]) for i in range(len(header)) if i not in keys}
     found = {i: numbers for i, numbers in parsed.items() if numbers is not None}
     if variable is not None:
@@ -189,7 +189,7 @@ def _series(
 
 
 def _unstacked(filled: Any) -> tuple[str, np.ndarray, list[tuple[str, np.ndarray] | None]]:
-    """A long table as an array with one dimension per level of its index, NaN where there is no row."""
+    """A long table as an array with one dimension per level of its index, and NaN for missing rows."""
     table = filled.to_frame() if filled.ndim == 1 else filled
     levels, names = [level.to_numpy() for level in table.index.levels], [str(name) for name in table.index.names]
     array = np.full((*map(len, levels), table.shape[1]), np.nan)
@@ -201,7 +201,7 @@ def _unstacked(filled: Any) -> tuple[str, np.ndarray, list[tuple[str, np.ndarray
 
 
 def _replaced(text: str, delimiter: str, cells: dict[tuple[int, int], str]) -> str:
-    """`text` with the given cells, by row and column; every other character, such as quotes and line ends, stays."""
+    """`text` with the given cells replaced, by row and column. Quotes, line ends and other characters do not change."""
     cell = re.compile(rf'("[^"]*(?:""[^"]*)*"|[^{delimiter}\r\n]*)({delimiter}|\r\n|\r|\n|\Z)')
     parts, row, column = [], 0, 0
     for found in cell.finditer(text):

@@ -1,8 +1,8 @@
 """TIFF images through tifffile: bands and pages, number type, and geographic tags.
 
-The tag GDAL_NODATA holds the number that marks a gap. The first series of images is written again, with its layout,
-resolution, geographic tags and compression (deflate if that cannot be written or loses information). Overviews are
-left out. GDAL itself, through rasterio, would lose pages, byte order, number types and tags that it does not know.
+The tag GDAL_NODATA contains the number that marks a gap. The first series of images is written again, with its layout,
+resolution, geographic tags and compression. Deflate replaces a compression that cannot be written or loses information.
+Overviews are not written. (GDAL, through rasterio, would lose pages, byte order, number types and unknown tags.)
 """
 
 import copy
@@ -19,15 +19,15 @@ from gpytorch_gaps.formats.geotiff import image_axes
 from gpytorch_gaps.formats.opened import OpenedFile, reading, require_numbers
 from gpytorch_gaps.utils.files import atomic_write
 
-METADATA_TAG, NODATA_TAG = 42112, 42113  # of GDAL: an XML text, and the number that marks a gap
+METADATA_TAG, NODATA_TAG = 42112, 42113  # tags of GDAL: an XML text, and the number that marks a gap
 # GeoTIFF: scale, tie points, transformation, keys, doubles, texts; GDAL: metadata, gap value; RPC camera.
 GEOGRAPHIC_TAGS = (33550, 33922, 34264, 34735, 34736, 34737, METADATA_TAG, NODATA_TAG, 50844)
 # Document name, maker, model, page name, date, artist, computer; XMP; copyright; colour profile.
 DOCUMENT_TAGS = (269, 271, 272, 285, 306, 315, 316, 700, 33432, 34675)
 DEFLATE = 8
 LOSSLESS = (1, 5, DEFLATE, 32773, 32946, 34925, 50000)  # none, LZW, deflate, packbits, old deflate, LZMA, zstd
-CLASSIC_BYTES = 2**32 - 2**25  # within reach of 32-bit offsets, with room for tags
-# Items of GDAL's metadata that describe values, but not their standard deviations.
+CLASSIC_BYTES = 2**32 - 2**25  # largest size of an image with 32-bit offsets, with space for tags
+# Items of GDAL's metadata that describe values but not their standard deviations.
 VALUE_ITEMS = re.compile(rb"""\s*<Item\b[^>]*\b(role=["']offset["']|name=["']STATISTICS_)[^>]*>.*?</Item>""", re.DOTALL)
 NEGATIVE_SCALE = re.compile(rb"""(<Item\b[^>]*\brole=["']scale["'][^>]*>\s*)-""")
 
@@ -36,7 +36,7 @@ class TiffFile(ArrayFile):
     suffixes = (".tif", ".tiff")
     packages = ("tifffile",)
     dimensions = range(2, 4)
-    limits = "image is written from two or three dimensions"
+    limits = "image has two or three dimensions"
 
     container: dict[str, Any]  # arguments of TiffWriter; the `options` are those of its method `write`
 
@@ -75,7 +75,7 @@ class TiffFile(ArrayFile):
         atomic_write(path, lambda stream: stream.write(content))
 
     def _of_deviations(self, deviations: Any) -> OpenedFile:
-        """Stored values mean ``scale x stored + offset``, their standard deviations ``|scale| x stored``."""
+        """Values are ``scale x stored + offset``; their standard deviations are ``|scale| x stored``."""
         result = copy.copy(self)
         result.options = {**self.options, "extratags": [_tag_of_deviations(tag) for tag in self.options["extratags"]]}
         return result
@@ -127,7 +127,7 @@ def _is_on_first_page_only(series: Any, code: int) -> bool:
 
 
 def _tag_of_deviations(tag: tuple) -> tuple:
-    """A tag, as listed by `_options`, without what describes only values."""
+    """A tag, in the form of `_options`, without the items that describe only values."""
     code, kind, _, value, *rest = tag
     if code != METADATA_TAG:
         return tag

@@ -1,11 +1,11 @@
-"""What netCDF and zarr share: both are read lazily through xarray, and hold any number of labelled arrays.
+"""The common base of netCDF and zarr: both are read lazily through xarray, and contain any number of labelled arrays.
 
-A result in the same format is a copy of the file in which only the entries that were gaps are overwritten, as stored:
+A result in the same format is a copy of the file in which only the gaps are overwritten, in the form of stored values:
 
     stored = round((filled - add_offset) / scale_factor)
 
-Groups, chunks, compression, attributes, time units and everything observed stay as they were, bit for bit. (xarray
-would decode and encode all of them again.)
+Groups, chunks, compression, attributes, time units and observations are unchanged, bit for bit. (xarray would decode
+and encode all of them again.)
 """
 
 import copy
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Durations in the data stay numbers; variables that CF attributes name, such as bounds, are coordinates.
 DECODING: dict[str, Any] = {"decode_timedelta": False, "decode_coords": "all"}
-# The part of an encoding that is about the meaning of a variable, not about its storage.
+# The part of an encoding that describes the meaning of a variable, not its storage.
 MEANING = ("units", "calendar", "coordinates", "grid_mapping", "bounds", "cell_measures", "ancillary_variables")
 
 
@@ -54,7 +54,7 @@ class XarrayFile(OpenedFile):
         with reading(path, f"a {path.suffix} file"):
             try:
                 dataset = cls._open(path, **DECODING)
-            except ValueError:  # a calendar that xarray cannot decode: times as numbers serve as well
+            except ValueError:  # xarray cannot decode the calendar: times remain numbers
                 dataset = cls._open(path, **DECODING, decode_times=False)
         try:
             data = _numeric_data(path, dataset, variable)
@@ -83,7 +83,7 @@ class XarrayFile(OpenedFile):
         self.dataset.close()
 
     def _overwrite(self, variables: Any, filled: Any) -> None:
-        """Writes `filled` into the gaps of `variables`, which are the stored ones."""
+        """Writes `filled` into the gaps of the stored `variables`."""
         for name, result in self._by_name(filled).items():
             before, stored = self._by_name(self.data)[name], variables[name]
             result = result.transpose(*before.dims)
@@ -97,7 +97,7 @@ class XarrayFile(OpenedFile):
                     stored[rows] = raw
 
     def _of_deviations(self, deviations: Any) -> "XarrayFile":
-        """Without the variables that were not filled."""
+        """The file of standard deviations, without the variables that were not filled."""
         result, names = copy.copy(self), list(self._by_name(deviations))
         result.dataset = self.dataset[names]
         result.data = self.data[names] if hasattr(self.data, "data_vars") else self.data
@@ -113,7 +113,7 @@ class XarrayFile(OpenedFile):
                     raise ValueError(f"output: {opened.path} has a variable {taken!r} already; expected none")
 
     def _added(self, filled: Any) -> dict[Any, dict[str, AddedVariable]]:
-        """The variables to add, by the variable that they belong to."""
+        """The variables to add, as a mapping from the variable that they belong to."""
         deviations = {} if self.additions.deviations is None else self._by_name(self.additions.deviations)
         data = {name: where_valid(one) for name, one in self._by_name(self.data).items()}
         added = added_variables(self.additions.flags, data, self._by_name(filled), deviations)
@@ -123,7 +123,7 @@ class XarrayFile(OpenedFile):
         return added
 
     def _unpacked(self, filled: Any) -> "xarray.Dataset":
-        """The dataset with `filled` as it is, in floating-point numbers."""
+        """The dataset with `filled` as floating-point numbers, without packing."""
         result = self.dataset
         for name, one in self._by_name(filled).items():
             encoding = self.dataset[name].encoding
@@ -140,7 +140,7 @@ class XarrayFile(OpenedFile):
 
     @classmethod
     def _new_dataset(cls, opened: OpenedFile, filled: Any) -> "xarray.Dataset":
-        """The contents of a file of another format, or of the other format of xarray."""
+        """The contents of a file of another format, as a Dataset."""
         import xarray
 
         if not isinstance(opened, XarrayFile):
@@ -152,7 +152,7 @@ class XarrayFile(OpenedFile):
         result = unpacked.drop_encoding()
         for key, variable in result.variables.items():
             result[key].encoding = _meaning(unpacked[key].encoding)
-            if variable.dtype.kind in "mMO":  # in chunks, times are not written in given units
+            if variable.dtype.kind in "mMO":  # xarray does not write chunked times in given units
                 variable.load()
         return result
 
@@ -183,7 +183,7 @@ def _with_additions(
 
 
 def _about_places(encoding: dict) -> dict[str, Any]:
-    """Attributes that say where the cells are, as those of the variable in its file."""
+    """The attributes of a variable that describe the location of its cells."""
     return {key: encoding[key] for key in ("coordinates", "grid_mapping") if key in encoding}
 
 
@@ -200,7 +200,7 @@ def _numeric_data(path: Path, dataset: "xarray.Dataset", variable: str | None) -
 
 
 def _mask_value(data: Any, gap_value: float) -> Any:
-    """NaN at `gap_value`; of packed numbers, also at what differs from it by less than half a step."""
+    """NaN at `gap_value`. For packed numbers, also at values that differ from it by less than half a step."""
 
     def masked(values: "xarray.DataArray") -> "xarray.DataArray":
         scale = values.encoding.get("scale_factor")
@@ -217,9 +217,9 @@ def _meaning(encoding: dict) -> dict[str, Any]:
 
 
 def packed(values: np.ndarray, encoding: dict, dtype: np.dtype, gap_value: float | None) -> np.ndarray:
-    """`values` as stored: scaled and rounded, never a fill value nor `gap_value`.
+    """`values` in stored form: scaled and rounded, and never equal to a fill value or `gap_value`.
 
-    :param dtype: the stored type; if the attribute `_Unsigned` says so, it stands for its signed or unsigned twin.
+    :param dtype: the stored type. The attribute `_Unsigned` may change it to the signed or unsigned type of this size.
     """
 
     def scaled(numbers: Any) -> Any:

@@ -1,4 +1,4 @@
-"""zarr stores, of version 2 and 3: directories, read in chunks if dask is there."""
+"""zarr stores of version 2 and 3: directories, read in chunks if dask is installed."""
 
 import importlib.util
 import shutil
@@ -35,7 +35,7 @@ class ZarrStore(XarrayFile):
         marks = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata")
         is_store = path.is_dir() and (not any(path.iterdir()) or any((path / mark).exists() for mark in marks))
         if path.exists() and not is_store:
-            raise ValueError(f"output: {path} exists and is no zarr store; expected a new name, or a store to replace")
+            raise ValueError(f"output: {path} exists and is not a zarr store; expected a new name or a zarr store")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"output: the directory of {path} does not exist; expected one that does")
         require_writable("output", path)
@@ -80,7 +80,7 @@ class ZarrStore(XarrayFile):
             group.attrs["history"] = with_line(group.attrs.get("history"), self.additions.history)
         if is_consolidated and (added or self.additions.history):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that version 3 does not specify it: the source has it nevertheless
+                warnings.simplefilter("ignore")  # version 3 does not specify this codec, but the source uses it
                 zarr.consolidate_metadata(path)
 
     @classmethod

@@ -1,12 +1,12 @@
-"""Pictures of fields with gaps, of fillings and of learned models, in one line each.
+"""Pictures of fields with gaps, of fillings and of learned models. Each takes one line.
 
     plot.field(values, axes)    plot.fill(result)      plot.kernels(model)
     plot.uncertainty(std)       plot.panels({...})     plot.history(history)
     plot.series(x, mean, std)    plot.evaluation(evaluation)    plot.report(result, "page.html")
 
 A picture of one panel is drawn into `ax`, or into a new figure, and returned as Axes. A picture of several panels is a
-new figure, which is returned. Figures belong to pyplot: notebooks and ``plt.show()`` show them, ``plt.close()`` closes
-them.
+new figure, which is returned. Figures are managed by pyplot: notebooks and ``plt.show()`` show them, ``plt.close()``
+closes them.
 """
 
 try:

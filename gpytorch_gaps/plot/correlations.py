@@ -1,4 +1,4 @@
-"""Pictures of learned kernels, axis by axis: correlation against distance, or between places."""
+"""Pictures of learned kernels, one panel per axis: correlation against distance, or between places."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from gpytorch_gaps.plot.kernel_terms import AxisKernel, kernel_terms
 
 _POINTS_PER_CURVE = 600
 _PANELS_PER_ROW = 4
-_MAX_MATRIX_SIZE = 200  # places of an axis in a matrix
-_MAX_SIZE_WITH_NUMBERS = 8  # of a matrix whose entries are written into it
-_FADED_CORRELATION = 0.02  # smaller ones are not worth showing
-_LINE_STYLES = ("-", "--", ":", "-.")  # of the columns of an axis
+_MAX_MATRIX_SIZE = 200  # largest number of places of an axis in a matrix
+_MAX_SIZE_WITH_NUMBERS = 8  # largest size of a matrix that shows its entries as numbers
+_FADED_CORRELATION = 0.02  # smaller correlations are not shown
+_LINE_STYLES = ("-", "--", ":", "-.")  # one for each column of an axis
 
 
 def kernels(
@@ -28,15 +28,15 @@ def kernels(
     """Draw the learned kernels of a model, one panel per axis of its grid.
 
     A stationary kernel is drawn as its correlation $k(d) / k(0)$ against the distance $d$ in units of its axis, with
-    length-scales and periods marked; on an axis of several columns, along each column in turn. Any other kernel, and
-    one of codes, is drawn as the matrix of correlations between the places of its axis. A sum has a line, or a matrix,
-    for each term that is a product over axes; other terms, and scales, are left out. A batch is drawn by its first
-    member.
+    marks at length-scales and periods. If its axis has several columns, there is a line along each column. Any other
+    kernel, and a kernel of codes, is drawn as the matrix of correlations between the places of its axis. A sum has a
+    line, or a matrix, for each term that is a product over axes. Other terms, and scales, are not drawn. For a batch,
+    the first member is drawn.
 
     :param model: a model or a kernel with a ``GappyGridKernel`` inside.
     :param names: names of the axes.
-    :param distance: largest distance, one for all axes or one (or None) per axis; None for the distance at which
-        correlations have faded, or the extent of the axis.
+    :param distance: largest distance: one number for all axes, or one (or None) per axis. None: the distance at which
+        correlations are almost zero, or the extent of the axis.
     :return: the Figure.
     :raises ValueError: if there is no grid kernel inside, if its terms have different grids, or if `names` or
         `distance` do not fit the axes.
@@ -61,7 +61,7 @@ def kernels(
     drawings: list[Any] = []
     for i, points in enumerate(axes):
         own = {number: term[i] for number, term in enumerate(terms)}
-        # an odd share of the extent, so that steps do not only fall on the spacing of the axis
+        # an odd fraction of the extent, so that steps do not all coincide with the spacing of the axis
         steps = [0.737 * along for along in _along_columns(points, np.linspace(0, 1, 17))]
         lines = {number: one for number, one in own.items() if all(one.is_stationary(points, s) for s in steps)}
         if lines:
@@ -92,7 +92,7 @@ def _draw_lines(
     ax: Axes, kernels: dict[int, AxisKernel], points: Tensor, title: str, distance: float | None, terms: int
 ) -> None:
     """Draws correlations against distance, of each term and along each column."""
-    several = points.size(-1) > 1  # columns, each with a unit of its own
+    several = points.size(-1) > 1  # several columns, each with its own unit
     in_shares = several and distance is None
     reach = _reach(list(kernels.values()), points) if distance is None else 1.0
     lowest = 0.0
@@ -116,7 +116,7 @@ def _draw_lines(
     ax.set(xlabel="distance / extent of the column" if in_shares else "distance", ylabel="correlation")
     ax.spines[["top", "right"]].set_visible(False)
     if terms > 1 or several:
-        # below the panel: inside of it, a legend would cover some curve
+        # below the panel: inside it, a legend would cover a curve
         ax.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.24), borderpad=0)
     _write_title(ax, title, list(kernels.values()))
 
@@ -131,7 +131,7 @@ def _mark_scales(ax: Axes, kernel: AxisKernel, x: np.ndarray, curve: np.ndarray,
 
 
 def _reach(kernels: list[AxisKernel], points: Tensor) -> float:
-    """Share of the extent, at most 1, at which all correlations have faded; three periods of periodic ones."""
+    """The fraction of the extent, at most 1, at which all correlations are almost zero; three periods if periodic."""
     extent = points.amax(0) - points.amin(0)
     shares = np.logspace(-6, 0, _POINTS_PER_CURVE)
     furthest = 0.0

@@ -1,4 +1,4 @@
-"""Draws one field into one panel, and what all pictures share: how gaps look, how axes are written, colour bars."""
+"""Draws one field into one panel. Also the common parts of all pictures: style of gaps, axes and colour bars."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ from matplotlib.transforms import Bbox
 from gpytorch_gaps.plot.inputs import Field, Places
 
 COLOURS = ("#2a6f97", "#d1603d", "#5b8e3e", "#8a5a9e", "#b58b00", "#3b3b3b")
-REFERENCE_COLOUR = "0.35"  # of lines that are not the data
+REFERENCE_COLOUR = "0.35"  # for lines that are not data
 BAND_OPACITY = 0.22
 LINE_FIGURE_INCHES = (8.0, 3.0)
 UNCERTAINTY_COLOURS = "magma"
 _UNCERTAINTY_LINE_COLOUR = "#b5367a"  # from the middle of magma
-# darker than the light ends and middles of colour maps, so that single cells can be told apart
+# darker than the light ends and middles of colour maps, so that single cells remain visible
 _GAP_STYLE: dict[str, Any] = {"facecolor": "0.84", "edgecolor": "0.6", "hatch": "////", "linewidth": 0.0}
 _MAX_TICK_LABELS = {"x": 24, "y": 16}
 _MAX_SQUARE_ASPECT = 3.0  # ratio of the sides of a picture up to which its cells stay square
@@ -33,7 +33,7 @@ _MAX_SQUARE_ASPECT = 3.0  # ratio of the sides of a picture up to which its cell
 
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
-    """A new figure of a size in inches, which is closed only if drawing fails."""
+    """A new figure, with its size in inches. It is closed only if drawing fails."""
     figure = plt.figure(figsize=(width, height), layout="compressed")
     try:
         yield figure
@@ -62,7 +62,7 @@ def draw_line(field: Field, ax: Axes, uncertain: bool = False) -> None:
     colour = _UNCERTAINTY_LINE_COLOUR if uncertain else COLOURS[0]
     if uncertain:
         ax.fill_between(places.values, values.filled(np.nan), color=colour, alpha=0.3, linewidth=0)
-    # an observation between two gaps has no line: only its marker is visible
+    # an observation between two gaps has no line, so it needs a marker
     size = marker_size(len(values))
     ax.plot(places.values, values, color=colour, linewidth=1.2, marker="o", markersize=size, markeredgewidth=0)
     ax.set_xlim(places.edges[0], places.edges[-1])
@@ -98,7 +98,7 @@ def draw_picture(field: Field, ax: Axes, cmap: str | Colormap, limits: tuple[flo
         options |= {"cmap": transparent, "vmin": limits[0], "vmax": limits[1]}
     image: Any
     if down.is_even and across.is_even:  # much faster than a mesh
-        # interpolation "auto" would smooth many cells in one direction, and smear few cells in the other
+        # interpolation "auto" would smooth a direction with many cells, and blur one with few cells
         image = ax.imshow(drawn, origin="lower", extent=extent, aspect="auto", interpolation="nearest", **options)
     else:
         image = ax.pcolormesh(across.edges, down.edges, drawn, rasterized=True, **options)
@@ -111,7 +111,7 @@ def draw_picture(field: Field, ax: Axes, cmap: str | Colormap, limits: tuple[flo
 
 
 def add_colorbar(image: ScalarMappable, axes: Sequence[Axes], label: str = "") -> None:
-    """Adds a colour bar at the right of `axes`, as high as they are together."""
+    """Adds a colour bar at the right of `axes`, with their total height."""
     figure = axes[0].get_figure(root=True)
     assert figure is not None
     box = Bbox.union([ax.get_position() for ax in axes])
@@ -197,7 +197,7 @@ def _is_transposed(down: Places, across: Places) -> bool:
 
 
 def _is_square(down: Places, across: Places) -> bool:
-    """Whether both directions have the same unit, so that a cell should look as high as wide as it is."""
+    """Whether both directions have the same unit, so that the picture should keep the proportions of cells."""
     units = ["°" if places.unit in ("°N", "°E") else places.unit for places in (down, across)]
     alike = {down.kind, across.kind} == {"positions"} or (units[0] != "" and units[0] == units[1])
     ratio = np.ptp(across.edges) / np.ptp(down.edges)

@@ -12,7 +12,7 @@ from gpytorch_gaps.plot import drawing
 from gpytorch_gaps.plot.drawing import LINE_FIGURE_INCHES, UNCERTAINTY_COLOURS
 from gpytorch_gaps.plot.inputs import Field, read_deviations, read_field, shared_places
 
-_SLICES, _MOST_BANDS = 4, 8  # that are drawn by default: of dimensions with an order, and of bands
+_SLICES, _MOST_BANDS = 4, 8  # by default, draw so many slices of an ordered dimension, and at most so many bands
 
 
 def field(
@@ -31,8 +31,8 @@ def field(
     """Draw a field with its gaps: a line, a picture or, for three dimensions and more, a row of slices.
 
     Coordinates increase to the right and upwards. Rows with labels, or without coordinates, are drawn from the top, as
-    in a table. Time runs to the right in either of two dimensions. In four dimensions and more, those between the first
-    and the last two are cut in their middle.
+    in a table. A dimension of time is always horizontal. If there are four dimensions or more, only the middle of those
+    between the first and the last two is drawn.
 
     :param values: tensor, array, masked array, pandas Series or DataFrame, or xarray DataArray. Gaps are NaN or masked.
     :param axes: the coordinates of each dimension (numbers, dates, labels, or None), or a ``CartesianGrid``.
@@ -58,7 +58,7 @@ def field(
 
 
 def uncertainty(std: Any, axes: Any = None, ax: Axes | None = None, *, title: str | None = None) -> Axes | Figure:
-    """Draw standard deviations, from zero upwards and in a colour map of their own; otherwise as :func:`field`.
+    """Draw standard deviations like :func:`field`, but with another colour map, which starts at zero.
 
     :param std: standard deviations, of any type that :func:`field` takes.
     :param axes: the coordinates of each dimension, or a ``CartesianGrid``.
@@ -86,16 +86,17 @@ def panels(
     rgb: bool = False,
     slices: int | Sequence[int] | None = None,
 ) -> Figure:
-    """Draw fields of one shape next to each other, under their titles and with one scale of colours.
+    """Draw several fields of the same shape next to each other, with titles and a common scale of colours.
 
-    Series are drawn below each other. Fields of three dimensions and more have a row for each slice.
+    Series are drawn below each other. Fields of three dimensions or more have a row for each slice.
 
     :param fields: fields by title, of any type that :func:`field` takes.
     :param axes: the coordinates of each dimension, or a ``CartesianGrid``.
-    :param uncertain: titles of standard deviations. They come last, with a scale of their own from zero.
+    :param uncertain: titles of the fields that are standard deviations. They are drawn last, with a separate scale that
+        starts at zero.
     :param cmap: colour map of the other fields.
-    :param vmin: lower end of their colours; None for the smallest value.
-    :param vmax: upper end of their colours; None for the largest value.
+    :param vmin: lower end of the colours of the other fields; None for the smallest value.
+    :param vmax: upper end of the colours of the other fields; None for the largest value.
     :param rgb: whether the last dimension is red, green, blue and maybe opacity.
     :param slices: number of slices along the first dimension, or along that of bands or labels, evenly spaced; or their
         positions. Default: all of up to eight bands, four slices of other dimensions.
@@ -139,7 +140,7 @@ def _draw_field(
     whole: Field, ax: Axes | None, title: str | None, cmap: str | Colormap, given: tuple[float | None, float | None],
     colorbar: bool = True, slices: int | Sequence[int] | None = None, uncertain: bool = False,
 ) -> Axes | Figure:  # fmt: skip
-    """Draws a field of any number of dimensions, with the limits that are given."""
+    """Draws a field of any number of dimensions, with the given limits."""
     limits = drawing.colour_limits([whole], *given)
     if whole.ndim == 1:
         with drawing.axes_or_new(ax, *LINE_FIGURE_INCHES) as target:
@@ -170,7 +171,7 @@ def _draw_field(
 
 
 def _cut(field: Field, slices: int | Sequence[int] | None) -> list[tuple[str, Field]]:
-    """Slices of two dimensions along the first one, each with a text for its place."""
+    """Two-dimensional slices along the first dimension, each with a text for its place."""
     first, middle = field.places[0], field.places[1:-2]
     size = len(first.values)
     if slices is None:
@@ -202,9 +203,9 @@ def _draw_grid(
     figure: Figure, rows: Sequence[Sequence[Field]], titles: Sequence[str], cmap: str | Colormap,
     limits: Mapping[bool, tuple[float, float]], unsure: Sequence[bool],
 ) -> tuple[dict[bool, Any], dict[bool, list[Axes]]]:  # fmt: skip
-    """Draws rows of pictures; `unsure` says which columns are standard deviations.
+    """Draws rows of pictures. `unsure` are flags of the columns that are standard deviations.
 
-    :return: of each kind, the last image, and all axes in the order of columns.
+    :return: the last image and all axes, in the order of columns, of each kind.
     """
     grid = figure.subplots(len(rows), len(titles), sharex=True, sharey=True, squeeze=False)
     images: dict[bool, Any] = {}
@@ -236,7 +237,7 @@ def _stack_lines(read: dict[str, Field], uncertain: Sequence[str], limits: dict[
 
 
 def _read_alike(fields: dict[str, Any], axes: Any, uncertain: tuple[str, ...], rgb: bool) -> dict[str, Field]:
-    """Reads fields of one shape. Those without coordinates take them from the first that has some."""
+    """Reads fields of the same shape. Fields without coordinates get those of the first field that has some."""
     read = {}
     for title, values in fields.items():
         if title not in uncertain:

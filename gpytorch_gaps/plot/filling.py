@@ -25,7 +25,7 @@ def fill(
 ) -> Figure:
     """Draw the result of ``fill_gaps``: before, after and the standard deviation; a series as a line with a band.
 
-    :param result: anything with `mean`, `std` (None for no error bars) and `gaps`, a mask of the gaps.
+    :param result: an object with `mean`, `std` (None for no error bars) and `gaps`, a mask of the gaps.
     :param values: the field before; needed only if `result` has no `gaps`.
     :param truth: the true field, if known, for one more panel.
     :param axes: the coordinates of each dimension, or a mapping from names to these, if `result.mean` has none.
@@ -55,7 +55,7 @@ def fill(
         return given[wanted]
 
     if not hasattr(result, "mean"):
-        raise ValueError(f"result: got {type(result).__name__}; expected something with mean, std and gaps")
+        raise ValueError(f"result: got {type(result).__name__}; expected an object with mean, std and gaps")
     mean, std = pick("mean", result.mean), pick("std", getattr(result, "std", None))
     truth, before = pick("truth", truth), pick("values", values)
     after = read_field("result.mean", mean, axes, rgb)
@@ -77,7 +77,7 @@ def fill(
 def _with_gaps(mean: Any, gaps: Any) -> np.ma.MaskedArray:
     """The mean with its gaps masked: the field before it was filled."""
     if gaps is None:
-        raise ValueError("values: got None; expected what was filled, as result has no gaps")
+        raise ValueError("values: got None; expected the values before filling, because result has no gaps")
     field, mask = read_field("result.mean", mean), read_field("result.gaps", gaps)
     if mask.values.shape != field.values.shape:
         raise ValueError(f"result.gaps: got shape {mask.values.shape}; expected {field.values.shape}, as result.mean")

@@ -1,4 +1,4 @@
-"""Reads what is to be drawn: from tensors, arrays, pandas and xarray to masked arrays and the places of their cells."""
+"""Converts tensors, arrays, pandas and xarray objects to masked arrays, and finds the places of their cells."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _SHORT_UNITS = {"degrees_north": "°N", "degrees_east": "°E", "degree_north": "
 
 @dataclass(frozen=True)
 class Places:
-    """Where the cells of one dimension lie on a picture, and what to write beside them."""
+    """The positions of the cells of one dimension on a picture, and the text beside them."""
 
     values: np.ndarray
     """Numbers, dates in matplotlib's days, or 0, 1, .., m - 1."""
@@ -38,7 +38,7 @@ class Places:
         """Boundaries of the cells in ascending order: halfway between neighbours, and as far beyond the outermost."""
         values = np.sort(self.values)
         middle = (values[:-1] + values[1:]) / 2
-        if values[0] == values[-1]:  # a single place has no width of its own
+        if values[0] == values[-1]:  # a single place does not define a width
             return np.concatenate([[values[0] - 0.5], middle, [values[-1] + 0.5]])
         return np.concatenate([[2 * values[0] - middle[0]], middle, [2 * values[-1] - middle[-1]]])
 
@@ -74,7 +74,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Field:
-    """A field with masked gaps. A picture in colour has one dimension more than `places`."""
+    """A field with masked gaps. A colour picture has one dimension more than `places`."""
 
     values: np.ma.MaskedArray
     places: tuple[Places, ...]
@@ -86,7 +86,7 @@ class Field:
 
     @property
     def gaps(self) -> np.ndarray:
-        """Mask of the gaps. A cell of a picture in colour is a gap if any of its colours is."""
+        """Mask of the gaps. A cell of a colour picture is a gap if any of its colours is."""
         mask = np.ma.getmaskarray(self.values)
         return np.any(mask, axis=-1) if self.values.ndim > self.ndim else mask
 
@@ -112,11 +112,11 @@ class Field:
 
 
 def read_field(name: str, values: Any, axes: Any = None, rgb: bool = False) -> Field:
-    """Reads values of any supported type; errors call them `name`.
+    """Reads values of any supported type. `name` is their name in error messages.
 
-    :param axes: the coordinates of each dimension, a mapping from names to these, or a grid; None for those that
-        `values` has, if any.
-    :param rgb: whether the last dimension is red, green, blue and maybe opacity, which are scaled to 0 .. 1.
+    :param axes: the coordinates of each dimension, a mapping from names to these, or a grid. None: those of `values`,
+        if any.
+    :param rgb: whether the last dimension is red, green, blue and maybe opacity. Colours are scaled to 0 .. 1.
     """
     array, own, title = _unwrap(name, values)
     masked = _masked(name, array)
@@ -147,7 +147,7 @@ def read_deviations(name: str, values: Any, axes: Any = None) -> Field:
 
 
 def shared_places(name: str, field: Field, other: Field) -> tuple[Places, ...]:
-    """The places of `field`, completed by those of `other` where it has no coordinates. Both must agree."""
+    """The places of `field`. Missing coordinates are taken from `other`. Coordinates that both have must agree."""
     pairs = list(zip(field.places, other.places, strict=True))
     for i, (mine, its) in enumerate(pairs):
         if "positions" not in (mine.kind, its.kind) and not mine.same_as(its):
@@ -159,7 +159,7 @@ _Described = tuple[Any, str, str]  # coordinates or None, name, unit
 
 
 def _unwrap(name: str, values: Any) -> tuple[Any, Sequence[_Described], str]:
-    """The array inside of `values`, a description of each dimension, and a title."""
+    """The array inside `values`, a description of each dimension, and a title."""
     if is_a(values, "xarray", "Dataset"):
         raise ValueError(f"{name}: got a Dataset; expected one of its variables, {list(values.data_vars)}")
     if is_a(values, "xarray", "DataArray"):
@@ -199,7 +199,7 @@ def _with_unit(name: str, unit: str) -> str:
 
 
 def _to_numpy(values: Any) -> np.ndarray:
-    """An array of a tensor on any device, or of anything like an array; a masked array stays masked."""
+    """An array from a tensor on any device, or from an array-like object. Masks are kept."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
@@ -233,7 +233,7 @@ def _places(where: str, coordinates: Any, name: str, unit: str, size: int) -> Pl
     array = _to_numpy(coordinates)
     if array.ndim not in (1, 2) or len(array) != size:
         raise ValueError(f"{where}: got shape {array.shape}; expected {size} coordinates")
-    if array.ndim == 2 and array.shape[1] > 1:  # a group of columns has no order on a line
+    if array.ndim == 2 and array.shape[1] > 1:  # several columns have no order along a line
         return Places(positions, name=name)
     array = array.reshape(size)
     if array.dtype.kind == "O":
@@ -250,7 +250,7 @@ def _places(where: str, coordinates: Any, name: str, unit: str, size: int) -> Pl
 
 
 def _dates_or_labels(objects: np.ndarray) -> np.ndarray:
-    """Dates of Python, and of pandas with a zone or a period, as datetime64 in UTC; other objects as text."""
+    """Python dates, and pandas dates with a zone or a period, as datetime64 in UTC; other objects as text."""
     stamps = [entry.to_timestamp() if hasattr(entry, "to_timestamp") else entry for entry in objects]
     if not all(isinstance(stamp, date) for stamp in stamps):
         return np.array([str(entry) for entry in objects])

@@ -1,4 +1,4 @@
-"""Expands the kernel of a model into terms, each a product over the axes of its grid."""
+"""Expands the kernel of a model into terms. Each term is a product over the axes of its grid."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _STATIONARITY_TOLERANCE = 1e-3  # relative difference of covariances between pla
 
 @dataclass(frozen=True)
 class AxisKernel:
-    """The kernel of a term along one axis: the product of one GPyTorch kernel or more."""
+    """The kernel of a term along one axis: the product of one or more GPyTorch kernels."""
 
     kernels: tuple[Kernel, ...]
 
@@ -46,14 +46,14 @@ class AxisKernel:
         return covariance / scale.masked_fill(scale == 0, torch.nan)
 
     def is_stationary(self, points: Tensor, steps: Tensor) -> bool:
-        """Whether covariances depend on the step alone, tried at three places. Kernels of codes are not stationary."""
+        """Whether covariances depend only on the step, tested at three places. Kernels of codes are not stationary."""
         if any(isinstance(module, IndexKernel) for module in self.modules()):
             return False
         starts = [points.amin(0) + steps[i] for i in (0, len(steps) // 3, -1)]
         try:
             first, *others = [self(start[None], start + steps)[0] for start in starts]
         except (IndexError, RuntimeError, ValueError):
-            return False  # a kernel that is defined at the points of its axis only
+            return False  # the kernel is defined only at the points of its axis
         tolerance = _STATIONARITY_TOLERANCE * float(first.abs().max())
         return all(torch.allclose(first, other, rtol=0, atol=tolerance) for other in others)
 
@@ -89,7 +89,7 @@ def kernel_terms(model: Any) -> tuple[CartesianGrid, list[list[AxisKernel]]]:
     """The grid of a model, or of a kernel, and its terms that are products over axes; other terms are left out."""
     roots = list(_topmost(model)) if isinstance(model, torch.nn.Module) else []
     if not roots:
-        raise ValueError(f"model: got {type(model).__name__} without a GappyGridKernel; expected one with it inside")
+        raise ValueError(f"model: got {type(model).__name__} without a GappyGridKernel; expected a model that has one")
     inputs = getattr(model, "train_inputs", None)
     terms: list[_Term] = []
     for root in roots:
@@ -113,7 +113,7 @@ def describe(kernel: Any) -> str:
         if isinstance(kernel, AdditiveKernel):
             return " + ".join(joined)
         return " × ".join(f"({name})" if " + " in name else name for name in joined)
-    inside = getattr(kernel, "base_kernel", getattr(kernel, "kernel", None))  # of a scale, or on some columns
+    inside = getattr(kernel, "base_kernel", getattr(kernel, "kernel", None))  # of a scale, or on columns
     if isinstance(inside, Kernel):
         return describe(inside)
     if isinstance(kernel, MaternKernel):
@@ -123,7 +123,7 @@ def describe(kernel: Any) -> str:
 
 
 def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> list[_Term]:
-    """Expands by the distributive law, as `kernels.composite` does; scales do not change correlations."""
+    """Expands a kernel by the distributive law, like `kernels.composite`. Scales do not change correlations."""
     if isinstance(kernel, GappyGridKernel):
         return [_in_order_of_inputs(kernel)]
     if isinstance(kernel, gpytorch.kernels.ScaleKernel):
@@ -136,11 +136,11 @@ def _terms(kernel: Kernel, columns: tuple[int, ...], host: GridKernelRef) -> lis
 
 
 class _AlongAxis(Kernel):
-    """The kernel of a block of axes along one of them: the coordinates of the others are equal.
+    """The kernel of a block of axes along one axis, with equal coordinates on the others.
 
-    :param kernel: on all columns of the block.
-    :param columns: of the axis, within the block.
-    :param width: columns of the block.
+    :param kernel: kernel on all columns of the block.
+    :param columns: the columns of the axis, within the block.
+    :param width: number of columns of the block.
     """
 
     def __init__(self, kernel: Kernel, columns: slice, width: int) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a series: a line, its band, and what was observed."""
+"""Pictures of a series: a line, its band, and the observations."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def series(
 
     :param x: the coordinates `(m,)`: numbers, dates or labels; None for those of `mean`, or 0, 1, ..
     :param mean: the line `(m,)`.
-    :param std: standard deviations `(m,)`, of which the band is ±1.96; None for no band.
+    :param std: standard deviations `(m,)`. The band is ±1.96 of them. None for no band.
     :param observed: values `(m,)` with gaps, or a pair of other coordinates and the values there.
     :param truth: another line `(m,)`.
     :param ax: where to draw; None for a new figure.
@@ -68,7 +68,7 @@ def series(
 
 
 def _read_line(name: str, values: Any, axes: Any = None, like: Field | None = None, keep_own: bool = False) -> Field:
-    """Reads a series; with `like`, at its coordinates, or at coordinates of its own that agree with these."""
+    """Reads a series. With `like`, it has the coordinates of `like`, or its own coordinates if they agree."""
     field = read_deviations(name, values) if name == "std" else read_field(name, values, axes)
     if field.ndim != 1:
         raise ValueError(f"{name}: got shape {field.values.shape}; expected (m,), a series")

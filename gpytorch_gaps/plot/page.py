@@ -1,4 +1,4 @@
-"""A page in HTML about a filling: pictures, scores, the model in words, and what was assumed."""
+"""An HTML page about a filling: pictures, scores, the model in words, and all assumptions."""
 
 import base64
 import io
@@ -51,19 +51,19 @@ def report(
     folds: int = 5,
     warned: Sequence[str] = (),
 ) -> str:
-    """Write a page about a filling that can be sent to others: one file in HTML, which fetches nothing.
+    """Write a page about a filling: a single HTML file that loads nothing from elsewhere.
 
     It shows the field before and after with its error bars, scores of withheld observations, the coverage of intervals,
-    the kernel with its hyperparameters in words, what was assumed about each axis, and all notes.
+    the kernel with its hyperparameters in words, the assumptions about each axis, and all notes.
 
-    :param result: the result of ``fill_gaps``. That of a streamed array has no model, so its page has no evaluation.
+    :param result: the result of ``fill_gaps``. If the array was streamed, there is no model, and no evaluation.
     :param path: the file to write, completely or not at all. Default: nothing is written.
     :param axes: the coordinates of each dimension, if ``result.mean`` has none; as in :func:`field`.
     :param title: the heading of the page.
-    :param folds: folds of ``result.evaluate``, 0 for no evaluation.
+    :param folds: number of folds of ``result.evaluate``, 0 for no evaluation.
     :param warned: warnings that the page lists.
     :return: the page.
-    :raises ValueError: if `result` is not that of ``fill_gaps``, or if the folder of `path` does not exist.
+    :raises ValueError: if `result` is not a result of ``fill_gaps``, or if the folder of `path` does not exist.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> from gpytorch_gaps import plot
@@ -95,7 +95,7 @@ def report(
 
 
 def _evaluations(result: Filled, folds: int) -> tuple[dict[Any, Evaluation], str]:
-    """The evaluation of each variable, or why there is none: no model in memory, or too few observations."""
+    """The evaluation of each variable, or the reason why there is none: no model, or too few observations."""
     if not folds:
         return {}, ""
     try:
@@ -106,7 +106,7 @@ def _evaluations(result: Filled, folds: int) -> tuple[dict[Any, Evaluation], str
 
 
 def _section(about: FillReport, fitted: Fitted | None, found: Evaluation | None, drawn: Figure) -> str:
-    """What the page says of one variable."""
+    """The part of the page about one variable."""
     parts = [_figures(about, found), _image(drawn, "The field before and after, and its standard deviation")]
     if found is not None:
         parts += ["<h3>How good it is</h3>", _image(draw_evaluation(found), "Coverage of intervals, and errors")]
@@ -136,7 +136,7 @@ def _figures(about: FillReport, found: Evaluation | None) -> str:
 
 
 def _image(figure: Figure, words: str) -> str:
-    """A figure as an image inside of the page, closed afterwards."""
+    """A figure as an image inside the page. The figure is closed."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=_DPI, facecolor="white")
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The picture of a result that suits it: maps, a table of a few series as lines, pictures in colour."""
+"""The right picture for a result: maps, lines for a table of a few series, or colour pictures."""
 
 import math
 from typing import Any
@@ -13,8 +13,8 @@ from gpytorch_gaps.plot.filling import fill
 from gpytorch_gaps.plot.inputs import read_field
 from gpytorch_gaps.plot.lines import series
 
-_MOST_CELLS = 4_000_000  # a larger array is drawn from every n-th cell
-_MOST_SERIES = 6  # of a table that is drawn as lines
+_MOST_CELLS = 4_000_000  # of a larger array, only every n-th cell is drawn
+_MOST_SERIES = 6  # a table with at most so many series is drawn as lines
 _SERIES_INCHES = 2.3  # height of one
 
 
@@ -39,7 +39,7 @@ def draw_result(result: Filled, axes: Any = None, variable: Any = None) -> Figur
 
 
 def _labels(mean: Any, axes: Any) -> tuple[str, ...]:
-    """The labels of the columns of a table; none of any other array."""
+    """The labels of the columns of a table; empty for any other array."""
     if len(mean.shape) != 2:
         return ()
     rows, columns = read_field("result.mean", mean, axes).places

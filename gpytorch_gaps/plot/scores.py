@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: whether error bars are right, and how errors grow with the distance to data."""
+"""Pictures of an evaluation: the calibration of error bars, and errors by distance to data."""
 
 import math
 from typing import Any
@@ -17,8 +17,8 @@ _LEVELS = np.linspace(0.02, 0.98, 49)
 def evaluation(evaluation: Evaluation) -> Figure:
     """Draw an evaluation: observed against nominal coverage of intervals, and errors against the distance to data.
 
-    The band around the diagonal is what chance allows 95 % of the time if errors are independent; errors in one hole
-    are not, so excursions may be wider.
+    If errors are independent, the observed coverage is inside the band around the diagonal with a probability of 95 %.
+    Errors in the same hole are not independent, so that the coverage may leave the band.
 
     :param evaluation: the result of ``result.evaluate()``.
     :return: the Figure.

@@ -46,7 +46,7 @@ class Slabs:
         self.shape = tuple(shape if own is None or shape is not None else own)  # type: ignore[arg-type]
         self._is_array = own is not None
         if not self.shape or 0 in self.shape:
-            raise ValueError(f"values: got shape {self.shape}, expected at least one dimension, and none of length 0")
+            raise ValueError(f"values: got shape {self.shape}, expected one dimension or more, none of them 0")
         sample = values[0] if own is None and isinstance(values, Sequence) and len(values) else values
         self.dtype = _result_dtype(getattr(sample, "dtype", "float64"))
         self.rows = slice(0, self.shape[0])

@@ -66,7 +66,7 @@ def test_a_large_array_is_seen_in_part(tmp_path, run, monkeypatch):
     monkeypatch.setattr(inspect, "MOST_CELLS", 1000)
     _, out, _ = run("inspect", tmp_path / "in.npy")
     assert "in a part of 22 x 38" in out
-    assert "piece by piece" in out
+    assert "in pieces" in out
     assert f"{np.isnan(values).sum():,} of 420,000 cells" in out
 
 

@@ -104,7 +104,7 @@ def test_what_is_not_clear_is_asked_about(table, run, tmp_path):
     assert "columns: got station without an index" in error("--columns", "station")
     text = table.read_text().replace("t,remark", "t,u").replace("note ", "")
     table.write_text(text)
-    assert "which column has the values? Pass --value NAME, one of t, u" in error(
+    assert "got columns without --value, expected the column of values: one of t, u" in error(
         "--index", "date", "--columns", "station"
     )
     np.save(tmp_path / "a.npy", np.zeros(3))

@@ -65,7 +65,7 @@ def test_output_paths_are_checked_before_any_work(tmp_path, field, run, idle):
     out = tmp_path / "out.npy"
     refused(run("fill", source, "-o", out, "--std", tmp_path / "std.doc"), "'.doc'")
     refused(run("fill", source, "-o", out, "--std", there), "there.npy", "--force")
-    refused(run("fill", source, "-o", out, "--std", out), "cannot hold", "a file of their own")
+    refused(run("fill", source, "-o", out, "--std", out), "cannot hold", "to another file")
     refused(run("fill", source, "-o", out, "--std", source, "--force"), "in.npy", "another file")
     refused(run("fill", source, "-o", out, "--plot", tmp_path / "p.npy"), "--plot", ".png")
     refused(run("fill", source, "-o", out, "--plot", tmp_path / "nowhere" / "p.png"), "--plot", "does not exist")

@@ -279,7 +279,8 @@ def test_which_array_must_be_clear(tmp_path):
     path = tmp_path / "in.npz"
     np.savez(path, a=field((3, 4)), b=field((3, 4)))
     with pytest.raises(
-        ValueError, match=r"in\.npz: which array is meant\? Pass --variable NAME, one of a \(3, 4\), b \(3, 4\)"
+        ValueError,
+        match=r"in\.npz: got several arrays, expected one\. Try: --variable NAME, one of a \(3, 4\), b \(3, 4\)",
     ):
         open_file(path)
     with pytest.raises(ValueError, match=r"in\.npz: got the variable 'c', expected one of a, b"):

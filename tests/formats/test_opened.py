@@ -244,7 +244,7 @@ def test_places_that_are_not_there_are_refused(tmp_path, suffix):
     if suffix == ".zarr":
         occupied.mkdir()
         (occupied / "thesis.tex").write_text("years of work")
-        message = r"output: .*out\.zarr exists and is no zarr store; expected a new name, or a store to replace"
+        message = r"output: .*out\.zarr exists and is not a zarr store; expected a new name or a zarr store"
     else:
         occupied.mkdir()
         message = r"output: got the directory .*, expected a file"

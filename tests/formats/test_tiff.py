@@ -258,7 +258,7 @@ def test_arrays_become_images(tmp_path, array, photometric):
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 4, 5)])
 def test_other_dimensions_are_refused(tmp_path, shape):
     np.save(tmp_path / "in.npy", np.zeros(shape))
-    with pytest.raises(ValueError, match=r"output: .*in\.npy has the shape .*, but a \.tif image is written from two"):
+    with pytest.raises(ValueError, match=r"output: .*in\.npy has the shape .*, but a \.tif image has two"):
         open_file(tmp_path / "in.npy").check(tmp_path / "out.tif")
 
 

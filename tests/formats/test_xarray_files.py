@@ -441,7 +441,9 @@ def test_files_that_were_cut_off_are_refused(tmp_path, source, kind, kept):
 @pytest.mark.parametrize("content", [b"CDF\x05" + bytes(100), b"PK\x03\x04", b"time,a\n1,2\n"])
 def test_what_is_no_netcdf_is_refused(tmp_path, content):
     (tmp_path / "in.nc").write_bytes(content)
-    with pytest.raises(ValueError, match=r"in\.nc: not readable as a \.nc file \(it begins neither as netCDF 3"):
+    with pytest.raises(
+        ValueError, match=r"in\.nc: not readable as a \.nc file \(its first bytes are not those of netCDF 3"
+    ):
         open_file(tmp_path / "in.nc")
 
 

@@ -283,8 +283,8 @@ def test_nothing_is_cut_off_or_drawn_over_anything_else(shape, axes, slices):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plot.fill(3), "result: got int; expected something with mean, std and gaps"),
-        (lambda: plot.fill(SimpleNamespace(mean=MEAN, std=None)), "values: got None; expected what was filled"),
+        (lambda: plot.fill(3), "result: got int; expected an object with mean, std and gaps"),
+        (lambda: plot.fill(SimpleNamespace(mean=MEAN, std=None)), "values: got None; expected the values"),
         (lambda: plot.fill(SimpleNamespace(mean=MEAN, std=None, gaps=GAPS[:2])), r"result.gaps: got shape \(2, 4\)"),
         (lambda: plot.fill(SimpleNamespace(mean="text", std=None, gaps=GAPS)), "result.mean: got <U4"),
         (lambda: plot.fill(result(std=STD[:2])), r"standard deviation: got shape \(2, 4\); expected \(3, 4\), as"),
