@@ -70,6 +70,25 @@ class TruncatedEigen:
         """Whether no axis was truncated: a vector of weights is then as long as the grid."""
         return self.ranks == self.shape
 
+    # -- as a sum of one term, see linalg/truncated_sum ----------------------------------------------------------------
+
+    @property
+    def terms(self) -> "tuple[TruncatedEigen, ...]":
+        """The products that are summed: this one."""
+        return (self,)
+
+    def boxes(self, weights: Tensor) -> list[Tensor]:
+        """The weights of every term in a box."""
+        return [weights]
+
+    def to_box(self, weights: Tensor) -> Tensor:
+        """Coefficients of ``Phi w`` in the product basis of `vectors`: the weights."""
+        return weights
+
+    def from_box(self, box: Tensor) -> Tensor:
+        """``Phi' f``, given the products of f with the basis of `vectors`."""
+        return box
+
 
 def truncated_eigh(factors: Sequence[Tensor], level: float) -> TruncatedEigen:
     """Eigenpairs of a Kronecker product down to `level`, or to a tenth of the rounding errors.

@@ -32,7 +32,11 @@ _NORMALS, _SIGNS = 0, 1  # identify streams of random numbers
 
 @dataclass(frozen=True)
 class WeightDraws:
-    """Draws in float32, in units of the noise standard deviation. shape: (n, r_1, .., r_d) each."""
+    """Draws in float32, in units of the noise standard deviation. shape: (n, r_1, .., r_d) each.
+
+    They are coefficients of f in the product basis, in which weights of several terms are added up: those of functions
+    that terms share are large and cancel.
+    """
 
     deviation: Tensor  # e
     unmasked: Tensor  # H0^-1 r, the deviation for the diagonal H0 = s2 T^-1 + N/M in place of H
@@ -55,7 +59,7 @@ def draw_weights(
     :param keep: called with the number of each draw and its deviation.
     """
     space, size = solver.space, math.sqrt(solver.space.noise)
-    box = space.products.shape
+    box, in_box = space.basis.ranks, space.basis.to_box
     deviation, unmasked, explained = space.products.new_empty(3, count, *box, dtype=torch.float32)
     projections = _noise_projections(space, count, seed)
     worst = 0.0
@@ -67,8 +71,8 @@ def draw_weights(
             found = solver.solve(known[draw] if draw < len(known) else None)
             keep(draw, found.weights)
             step = found.weights / size
-            deviation[draw], unmasked[draw] = step, space.inverse * rhs
-            explained[draw] = (space.products / space.noise).sqrt() * normals - step
+            deviation[draw], unmasked[draw] = in_box(step), in_box(space.inverse * rhs)
+            explained[draw] = in_box((space.products / space.noise).sqrt() * normals - step)
             worst = max(worst, found.error_in_std)
             bar.update()
     return WeightDraws(deviation, unmasked, explained, worst)

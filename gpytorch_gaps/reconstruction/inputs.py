@@ -17,10 +17,14 @@ from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
+from gpytorch_gaps.linalg.truncated_sum import TruncatedSum, in_one_basis
 from gpytorch_gaps.reconstruction.prior_mean import PriorMean, check_mean, describe_mean
 from gpytorch_gaps.reconstruction.slabs import Slabs
 from gpytorch_gaps.utils.checks import check_integer, check_number, read_tensor
 from gpytorch_gaps.utils.files import digest, refuse_directory, require_place
+
+Kernels = Sequence[Kernel | Tensor] | Sequence[Sequence[Kernel | Tensor]]
+"""One kernel or matrix per axis; or one such list for each term of a sum."""
 
 FEWEST_DRAWS = 8
 _NUMBERS = ("noise", "tolerance", "max_iterations", "memory", "draws", "seed")
@@ -34,7 +38,7 @@ class Problem:
         self,
         values: Any,
         axes: Sequence[ArrayLike | Tensor | None] | None,
-        kernels: Sequence[Kernel | Tensor],
+        kernels: Kernels,
         noise: float | Tensor,
         *,
         mean: PriorMean = 0.0,
@@ -57,7 +61,7 @@ class Problem:
             )
         self.grid, self.slabs = _grid_and_slabs(values, axes)
         self.mean = check_mean(mean, self.grid.shape)
-        self.kernels = _own_kernels(kernels, len(self.grid.shape))
+        self.terms = _own_terms(kernels, len(self.grid.shape))
         self.output, self.checkpoint = _paths(output, checkpoint)
 
     def require_same(self, values: Any, comm: Communicator) -> None:
@@ -69,7 +73,12 @@ class Problem:
             {
                 "values": f"{tuple(self.slabs.shape)} of {self.slabs.dtype} {content}".rstrip(),
                 **{f"axis {i}": f"coordinates #{digest(axis)}" for i, axis in enumerate(self.grid.axes)},
-                **{f"kernels: axis {i}": describe_kernel(kernel) for i, kernel in enumerate(self.kernels)},
+                "kernels: number of terms": len(self.terms),
+                **{
+                    f"kernels: {'' if len(self.terms) == 1 else f'term {t}, '}axis {i}": describe_kernel(kernel)
+                    for t, term in enumerate(self.terms)
+                    for i, kernel in enumerate(term)
+                },
                 **{name: getattr(self, name) for name in _NUMBERS},
                 "mean": describe_mean(self.mean),
                 "output": str(self.output),
@@ -82,12 +91,28 @@ class Problem:
                 "least one for each; put a longer axis first, or use fewer processes"
             )
 
-    def basis(self) -> TruncatedEigen:
+    @property
+    def kernels(self) -> list[Kernel | Tensor]:
+        """Those of a single product.
+
+        :raises ValueError: if there are several terms.
+        """
+        if len(self.terms) > 1:
+            raise ValueError(
+                f"kernels: got a sum of {len(self.terms)} products; expected one, one kernel for each axis"
+            )
+        return self.terms[0]
+
+    def basis(self) -> TruncatedEigen | TruncatedSum:
         """The eigenvectors of the kernel that matter at this noise and tolerance."""
-        axes = enumerate(zip(self.kernels, self.grid.axes, strict=True))
-        factors = [kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
-        self.diagonals = [factor.diagonal().clone() for factor in factors]
-        return truncated_eigh(factors, self.noise * truncation_level(self.tolerance, self.grid.num_cells))
+        level = self.noise * truncation_level(self.tolerance, self.grid.num_cells)
+        self.diagonals, found = [], []
+        for term in self.terms:
+            axes = enumerate(zip(term, self.grid.axes, strict=True))
+            factors = [kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
+            self.diagonals.append([factor.diagonal().clone() for factor in factors])
+            found.append(truncated_eigh(factors, level / len(self.terms)))
+        return found[0] if len(found) == 1 else in_one_basis(tuple(found), level)
 
     @property
     def truncation_error(self) -> float:
@@ -106,17 +131,25 @@ def truncation_level(tolerance: float, cells: int) -> float:
     return (_DROPPED_SHARE * tolerance) ** 2 / (2.0 * math.log(2.0 * cells))
 
 
-def _own_kernels(kernels: Any, axes: int) -> list[Kernel | Tensor]:
-    """One kernel or matrix per axis. Kernels are copied in float64, and those of the user are not changed.
+def _own_terms(kernels: Any, axes: int) -> list[list[Kernel | Tensor]]:
+    """One kernel or matrix per axis, for every term. Kernels are copied in float64.
 
-    A kernel that several axes share remains a single kernel.
+    A kernel that several axes or terms share remains a single kernel.
     """
+    copies: dict[int, Any] = {}
+    many = isinstance(kernels, Sequence) and len(kernels) > 0
+    if many and all(isinstance(term, Sequence | torch.nn.ModuleList) for term in kernels):
+        return [_own_kernels(term, axes, copies) for term in kernels]
+    return [_own_kernels(kernels, axes, copies)]
+
+
+def _own_kernels(kernels: Any, axes: int, copies: dict[int, Any]) -> list[Kernel | Tensor]:
+    """The kernels of one term."""
     if not isinstance(kernels, Sequence | torch.nn.ModuleList):
         raise ValueError(f"kernels: got {type(kernels).__name__}, expected a list with one for each axis")
     if len(kernels) != axes:
         raise ValueError(f"kernels: got {len(kernels)}, expected {axes}, one for each axis")
     owned: list[Kernel | Tensor] = []
-    copies: dict[int, Any] = {}
     for axis, kernel in enumerate(kernels):
         if isinstance(kernel, Kernel):
             owned.append(copy.deepcopy(kernel, copies).double().eval())

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.distributed.communicator import Communicator, communicator_for, split_evenly
 from gpytorch_gaps.reconstruction.checkpoint import WeightCheckpoint
 from gpytorch_gaps.reconstruction.draws import draw_weights
-from gpytorch_gaps.reconstruction.inputs import Problem
+from gpytorch_gaps.reconstruction.inputs import Kernels, Problem
 from gpytorch_gaps.reconstruction.prior_mean import PriorMean, mean_of_slices
 from gpytorch_gaps.reconstruction.report import ReconstructionReport, announce
 from gpytorch_gaps.reconstruction.result import Reconstruction
@@ -40,7 +39,7 @@ from gpytorch_gaps.utils.precision import full_float32
 def reconstruct(
     values: Any,
     axes: Sequence[ArrayLike | Tensor | None] | None,
-    kernels: Sequence[Kernel | Tensor],
+    kernels: Kernels,
     noise: float | Tensor,
     *,
     mean: PriorMean = 0.0,
@@ -70,7 +69,8 @@ def reconstruct(
     :param values: the grid, with NaN in gaps: a tensor, an array, a ``numpy.memmap``, any object that is sliced like
         one, or an iterable of slabs along the first axis. Values are read once and not modified.
     :param axes: coordinates of each axis, shape (m_i,) or (m_i, d_i). None, for one axis or for all: 0, 1, .., m_i - 1.
-    :param kernels: one GPyTorch kernel per axis, with its hyperparameters, or its matrix, shape (m_i, m_i).
+    :param kernels: one GPyTorch kernel per axis, with its hyperparameters, or its matrix, shape (m_i, m_i). For a sum
+        of products, one such list for each term: ``[[long_x, long_t], [short_x, short_t]]``.
     :param noise: the noise variance s2, above zero.
     :param mean: the prior mean of f: a number; a background with the shape of `values`, in memory or sliced; or a
         function of coordinates, such as the mean module of a model or a linear trend, shape (Q, D) -> (Q,).
@@ -118,7 +118,7 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
             "draws=0, a smoother kernel, which keeps fewer eigenvectors, or one process"
         )
     grid, rhs, norm = read_slabs(slabs, weights, partial(mean_of_slices, problem.mean, problem.grid))
-    space = WeightSpace(grid, weights, problem.noise)
+    space = WeightSpace(grid, weights, problem.noise, problem.memory)
     if not space.num_train:
         raise ValueError(f"values: got {space.num_cells} entries, all of them gaps; expected at least one observation")
     read = time.perf_counter()
@@ -142,7 +142,7 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
     variance, report = _with_draws(problem, solver, state, report)
     announce(report, kernel_part)
     result = Reconstruction(
-        problem.grid, problem.kernels, weights, found.weights, problem.mean, slabs.dtype, report, variance
+        problem.grid, problem.terms, weights, found.weights, problem.mean, slabs.dtype, report, variance
     )
     if problem.output is not None:
         result.write(problem.output)

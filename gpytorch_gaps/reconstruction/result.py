@@ -42,7 +42,7 @@ class Reconstruction:
     (torch.Size([2, 30]), [2.0])
 
     :param grid: the coordinates.
-    :param kernels: one kernel, or its matrix, per axis.
+    :param terms: one kernel, or its matrix, per axis, for each term of a sum.
     :param layout: which weights and slices this process holds.
     :param weights: the weights w held here.
     :param mean: the prior mean.
@@ -54,7 +54,7 @@ class Reconstruction:
     def __init__(
         self,
         grid: CartesianGrid,
-        kernels: Sequence[Kernel | Tensor],
+        terms: Sequence[Sequence[Kernel | Tensor]],
         layout: Weights,
         weights: Tensor,
         mean: PriorMean,
@@ -64,7 +64,8 @@ class Reconstruction:
     ) -> None:
         self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
         self.rows = (layout.own_rows.start, layout.own_rows.stop)
-        self._grid, self._kernels, self._basis, self._comm = grid, kernels, layout.basis, layout.comm
+        self._grid, self._terms, self._basis, self._comm = grid, terms, layout.basis, layout.comm
+        self._box = layout.basis.to_box(weights)
         self._variance = variance
         self._half: Tensor | None = None  # Phi_1 w at the slices of this process, if the weights are sharded
         if isinstance(layout, ShardedWeights):
@@ -148,7 +149,7 @@ class Reconstruction:
         if self._half is not None:
             return self._half[rows.start - self.rows[0] : rows.stop - self.rows[0]]
         first = self._basis.vectors[0]
-        return first[rows] @ self.weights.reshape(first.size(-1), -1)
+        return first[rows] @ self._box.reshape(first.size(-1), -1)
 
     def at(self, points: ArrayLike | Tensor) -> Tensor:
         """The mean at any points, on the grid or off it.
@@ -172,18 +173,24 @@ class Reconstruction:
                 "points: the weights are divided among several processes, expected all of them in one. Try: slab(), or "
                 "a smoother kernel, which keeps fewer eigenvectors"
             )
-        kernels = [kernel for kernel in self._kernels if not isinstance(kernel, Tensor)]
-        if len(kernels) < len(self._kernels):
-            raise ValueError("points: an axis has a matrix in place of a kernel, expected kernels off the grid")
-        products = self._basis.products
-        coefficients = torch.where(products > 0, self.weights / products, 0.0).view(-1, 1)
-        axes = list(zip(kernels, self._grid.columns, self._grid.axes, self._basis.vectors, strict=True))
-        parts = []
         with torch.no_grad():
-            for some in x.split(max(1, _SLAB_NUMBERS // max(self.shape))):
-                tables = [kernel(some[:, own], axis).to_dense() @ vectors for kernel, own, axis, vectors in axes]
-                parts.append(khatri_rao_matmul(tables, coefficients).squeeze(-1) + mean_at(self.mean, some))
+            parts = [self._at(some) for some in x.split(max(1, _SLAB_NUMBERS // max(self.shape)))]
         return torch.cat(parts).to(self.dtype)
+
+    def _at(self, x: Tensor) -> Tensor:
+        """The mean at some points, term after term."""
+        total = x.new_zeros(len(x)) + mean_at(self.mean, x)
+        for kernels, term, weights in zip(self._terms, self._basis.terms, self._basis.boxes(self.weights), strict=True):
+            coefficients = torch.where(term.products > 0, weights / term.products, 0.0).view(-1, 1)
+            tables = []
+            for kernel, own, axis, vectors in zip(
+                kernels, self._grid.columns, self._grid.axes, term.vectors, strict=True
+            ):
+                if isinstance(kernel, Tensor):
+                    raise ValueError("points: an axis has a matrix in place of a kernel, expected kernels off the grid")
+                tables.append(kernel(x[:, own], axis).to_dense() @ vectors)
+            total += khatri_rao_matmul(tables, coefficients).squeeze(-1)
+        return total
 
     def write(self, path: str | Path, std: str | Path | None = None) -> None:
         """Write the mean, and optionally standard deviations, as ``.npy`` files, slab by slab.

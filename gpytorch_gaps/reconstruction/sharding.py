@@ -20,9 +20,11 @@ from gpytorch_gaps.linalg.masked_grid import MaskedGrid, blocks
 from gpytorch_gaps.linalg.products import kron_diagonal, kron_matmul
 from gpytorch_gaps.linalg.selection import ravel
 from gpytorch_gaps.linalg.truncated import TruncatedEigen
+from gpytorch_gaps.linalg.truncated_sum import TruncatedSum
 
 _MAX_REPLICATED_WEIGHTS = 2**20  # a box of at most so many weights is never sharded
 _BLOCK_NUMBERS = 2**22  # numbers of the grid that are held at once
+Basis = TruncatedEigen | TruncatedSum
 _SCALARS, _TRANSPOSES, _SUMS, _BLOCK = "scalars", "transposes", "sums of weights", "the dense block"
 
 
@@ -36,7 +38,7 @@ class Weights(ABC):
     products: Tensor  # eigenvalues of the weights held here, zero where they are dropped
     size: int  # number of basis functions, of all processes together
 
-    def __init__(self, basis: TruncatedEigen, comm: Communicator, rows: Sequence[slice]) -> None:
+    def __init__(self, basis: Basis, comm: Communicator, rows: Sequence[slice]) -> None:
         self.basis, self.comm, self.rows = basis, comm, rows
         self.own_rows = rows[comm.rank]
 
@@ -91,9 +93,9 @@ class Weights(ABC):
 
 
 class ReplicatedWeights(Weights):
-    """Every process holds all weights. A product sends as many numbers as there are weights."""
+    """Every process holds all weights. A product sends as many numbers as its sweep has coefficients."""
 
-    def __init__(self, basis: TruncatedEigen, comm: Communicator = SINGLE, rows: Sequence[slice] | None = None) -> None:
+    def __init__(self, basis: Basis, comm: Communicator = SINGLE, rows: Sequence[slice] | None = None) -> None:
         super().__init__(basis, comm, rows or [slice(0, basis.shape[0])])
         self.products, self.size = basis.products, basis.size
 
@@ -111,7 +113,8 @@ class ReplicatedWeights(Weights):
         return everything, ravel(positions, self.products.shape)
 
     def gram(self, grid: MaskedGrid, bases: Sequence[Tensor], weights: Tensor) -> Tensor:
-        return self.comm.sum(grid.gram(self._own_slices(bases), weights), _SUMS)
+        image = self.comm.sum(grid.gram(self._own_slices(bases), self.basis.to_box(weights)), _SUMS)
+        return self.basis.from_box(image.double())
 
     def empty_projection(self) -> Tensor:
         ranks = self.basis.ranks
@@ -121,7 +124,7 @@ class ReplicatedWeights(Weights):
         projection.addmm_(self.basis.vectors[0][rows].mT, values)
 
     def sum_projection(self, projection: Tensor) -> Tensor:
-        return self.comm.sum(projection, "the right-hand side").view(self.products.shape)
+        return self.basis.from_box(self.comm.sum(projection, "the right-hand side").view(self.basis.ranks))
 
 
 class ShardedWeights(Weights):
@@ -129,6 +132,8 @@ class ShardedWeights(Weights):
 
     A product sends ``m_1 r_2 .. r_d`` numbers twice, divided among the processes.
     """
+
+    basis: TruncatedEigen
 
     def __init__(self, basis: TruncatedEigen, comm: Communicator, rows: Sequence[slice]) -> None:
         super().__init__(basis, comm, rows)
@@ -200,10 +205,14 @@ def _flat_dot(first: Tensor, second: Tensor) -> Tensor:
     return torch.dot(first.reshape(-1), second.reshape(-1))
 
 
-def distribute_weights(basis: TruncatedEigen, comm: Communicator, rows: Sequence[slice]) -> Weights:
-    """The weights of a basis, replicated or sharded, for processes that hold these slices."""
-    kind = ShardedWeights if is_sharded(basis.shape, basis.ranks, comm.size) else ReplicatedWeights
-    return kind(basis, comm, rows)
+def distribute_weights(basis: Basis, comm: Communicator, rows: Sequence[slice]) -> Weights:
+    """The weights of a basis, replicated or sharded, for processes that hold these slices.
+
+    Those of a sum are always replicated.
+    """
+    if isinstance(basis, TruncatedEigen) and is_sharded(basis.shape, basis.ranks, comm.size):
+        return ShardedWeights(basis, comm, rows)
+    return ReplicatedWeights(basis, comm, rows)
 
 
 def is_sharded(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bool:
@@ -212,13 +221,28 @@ def is_sharded(shape: Sequence[int], ranks: Sequence[int], processes: int) -> bo
     return processes > 1 and len(shape) > 1 and count > _MAX_REPLICATED_WEIGHTS and count >= cells / processes
 
 
-def broadcast_basis(basis: TruncatedEigen, comm: Communicator) -> TruncatedEigen:
+def broadcast_basis(basis: Basis, comm: Communicator) -> Basis:
     """The basis of the main process, on every process.
 
     Eigenvectors from another machine may have other signs, or be rotated if eigenvalues are repeated.
     """
     if comm.size == 1:
         return basis
+    if isinstance(basis, TruncatedSum):
+        return _broadcast_sum(basis, comm)
+    return _broadcast_product(basis, comm)
+
+
+def _broadcast_sum(basis: TruncatedSum, comm: Communicator) -> TruncatedSum:
+    terms = tuple(_broadcast_product(term, comm) for term in basis.terms)
+    shapes, error = comm.gather(([own.shape for own in basis.vectors], basis.error), "the basis")[0]
+    vectors = tuple(_like(own, shape) for own, shape in zip(basis.vectors, shapes, strict=True))
+    for tensor in vectors:
+        comm.broadcast(tensor, "the basis")
+    return TruncatedSum(terms, vectors, error)
+
+
+def _broadcast_product(basis: TruncatedEigen, comm: Communicator) -> TruncatedEigen:
     shapes, level, error = comm.gather(([v.shape for v in basis.vectors], basis.level, basis.error), "the basis")[0]
     vectors = tuple(_like(own, shape) for own, shape in zip(basis.vectors, shapes, strict=True))
     values = tuple(_like(own, shape[-1:]) for own, shape in zip(basis.values, shapes, strict=True))

@@ -57,20 +57,21 @@ class DrawnVariance:
 
     :param space: the system of the weights.
     :param draws: draws of the weights.
-    :param diagonals: prior variances ``k_i(x, x)`` along each axis, shape (m_i,).
+    :param diagonals: prior variances ``k_i(x, x)`` of each term along each axis, shape (m_i,).
     """
 
-    def __init__(self, space: WeightSpace, draws: WeightDraws, diagonals: Sequence[Tensor]) -> None:
+    def __init__(self, space: WeightSpace, draws: WeightDraws, diagonals: Sequence[Sequence[Tensor]]) -> None:
         self.shape, self.noise, self.draws = space.basis.shape, space.noise, draws
         self.kernel_error = space.basis.error / space.noise
         self._tables = [vectors.float() for vectors in space.basis.vectors]
-        self._squares = [vectors.square() for vectors in space.basis.vectors]
-        self._boxes = torch.stack([space.inverse, space.products / space.noise])  # boxes of v0 / s2 and t / s2
+        self._squares = [[vectors.square() for vectors in term.vectors] for term in space.basis.terms]
+        pairs = zip(space.basis.boxes(space.inverse), space.basis.boxes(space.products / space.noise), strict=True)
+        self._boxes = [torch.stack(pair) for pair in pairs]  # boxes of v0 / s2 and t / s2 of each term
         self._diagonals = diagonals
 
     def slab(self, start: int, stop: int) -> Tensor:
         """The variance at some slices of the first axis. shape: (stop - start, m_2, .., m_d)"""
-        result = self._boxes.new_empty(stop - start, *self.shape[1:])
+        result = self._boxes[0].new_empty(stop - start, *self.shape[1:])
         for cells in self._blocks(start, stop):
             inside = (slice(cells[0].start - start, cells[0].stop - start), *cells[1:])
             variance, _, dropped = self._at(cells)
@@ -109,13 +110,22 @@ class DrawnVariance:
         """Variances, their 95 % errors, and the dropped part of the prior variance, at a product of positions."""
         parts = [table[own] for table, own in zip(self._tables, cells, strict=True)]
         d, d0, m = (_expand(parts, one) for one in (self.draws.deviation, self.draws.unmasked, self.draws.explained))
-        squares = [table[own] for table, own in zip(self._squares, cells, strict=True)]
-        unmasked, prior = _expand(squares, self._boxes)
+        unmasked, prior = self._known(cells)
         moments = (_mean_product(d, d), _mean_product(d, d0), _mean_product(d0, d0), _mean_product(m, m))
         variance, spread = combined_estimate(*moments, unmasked, prior)
-        whole = kron_diagonal([own[at] for own, at in zip(self._diagonals, cells, strict=True)])
-        dropped = (whole.view(prior.shape) - self.noise * prior).clamp_min(0.0)
+        whole = torch.zeros_like(prior)
+        for diagonals in self._diagonals:
+            whole += kron_diagonal([own[at] for own, at in zip(diagonals, cells, strict=True)]).view(prior.shape)
+        dropped = (whole - self.noise * prior).clamp_min(0.0)
         return self.noise * variance, self.noise * quantile_of_draws(len(self.draws)) * spread, dropped
+
+    def _known(self, cells: Sequence[slice | Tensor]) -> Tensor:
+        """v0 and t, over s2, at a product of positions. shape: (2, k_1, .., k_d)"""
+        parts = [
+            _expand([table[own] for table, own in zip(squares, cells, strict=True)], boxes)
+            for squares, boxes in zip(self._squares, self._boxes, strict=True)
+        ]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
 def combined_estimate(

@@ -5,6 +5,9 @@ basis, not that of the grid; products go through the grid in parts. If gaps are 
 ``N/M I``. Preconditioned by ``s2/T + N/M``, the system has the spectrum of fill-gaps, Evans & Nair (2018), Proposition
 3.3, or a better one, and needs few iterations.
 
+The basis of a sum of products is ``Psi = [Psi_1 .. Psi_n]``, whose columns overlap. The system and its bounds are the
+same; ``N/M Psi' Psi`` takes the place of ``N/M`` in the preconditioner (:class:`SumPreconditioner`).
+
 If gaps are clustered, some functions are almost zero outside a gap, and the system is nearly singular. For these, a
 dense block of ``s2 T^-1 + Phi' W'W Phi`` on the leading functions is used as preconditioner (:class:`LeadingBlock`).
 """
@@ -20,21 +23,26 @@ from gpytorch_gaps.linalg.eigen import leading_products
 from gpytorch_gaps.linalg.gram import structured_gram
 from gpytorch_gaps.linalg.masked_grid import MaskedGrid, project_flops, sweep_flops
 from gpytorch_gaps.linalg.selection import product_at
+from gpytorch_gaps.linalg.truncated_sum import TruncatedSum
 from gpytorch_gaps.reconstruction.sharding import Weights
+from gpytorch_gaps.reconstruction.sum_preconditioner import SumPreconditioner
 from gpytorch_gaps.solvers.planning.costs import expected_iterations
 
 _BLOCK_BYTES_PER_ENTRY = 40.0  # memory during the set-up of the dense block
 
 
 class WeightSpace:
-    """The system for one mask, one truncated kernel and one noise. Weights are boxes of shape (r_1, .., r_d).
+    """The system for one mask, one truncated kernel and one noise.
+
+    Weights are boxes of shape (r_1, .., r_d); those of a sum are a vector, term after term.
 
     :param grid: the observed cells of the slices of this process.
     :param weights: which weights this process holds, and how they are summed over processes.
     :param noise: s2.
+    :param memory: bytes that the preconditioner of a sum may take.
     """
 
-    def __init__(self, grid: MaskedGrid, weights: Weights, noise: float) -> None:
+    def __init__(self, grid: MaskedGrid, weights: Weights, noise: float, memory: float = 2**31) -> None:
         self.grid, self.weights, self.basis, self.noise = grid, weights, weights.basis, noise
         self.num_cells, self.num_train = math.prod(self.basis.shape), weights.count(grid)
         self.products = weights.products
@@ -44,6 +52,9 @@ class WeightSpace:
         self.inverse = torch.where(self._kept, 1.0 / (self.shift + self.share), 0.0)
         self._vectors = {torch.float64: self.basis.vectors}
         self.product_flops = sweep_flops(self.basis.shape, self.basis.ranks)
+        self._sum = None
+        if isinstance(self.basis, TruncatedSum) and self.num_train:
+            self._sum = SumPreconditioner(self.basis, self.shift, self.share, _largest_block(memory))
 
     def matmul(self, weights: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """``(s2 T^-1 + Phi' W'W Phi) w``. The second term is computed in the given precision, the rest in float64."""
@@ -53,7 +64,7 @@ class WeightSpace:
         return torch.addcmul(image.mul_(self._kept), self.shift, weights)
 
     def precondition(self, residual: Tensor) -> Tensor:
-        return self.inverse * residual
+        return self.inverse * residual if self._sum is None else self._sum(residual)
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
@@ -113,8 +124,11 @@ class WeightSpace:
         return expected_iterations(((1.0 + q) / (1.0 - q)) ** 2, reduction)
 
     def block_size(self, memory: float) -> int:
-        """p: the number of functions with more variance than the noise, limited by the memory for their block."""
-        return min(self._above_noise, int(math.sqrt(memory / _BLOCK_BYTES_PER_ENTRY)))
+        """p: the number of functions with more variance than the noise, limited by the memory for their block.
+
+        Zero for a sum, whose preconditioner has another dense block.
+        """
+        return min(self._above_noise, _largest_block(memory)) if self._sum is None else 0
 
     @cached_property
     def _above_noise(self) -> int:
@@ -130,12 +144,16 @@ class WeightSpace:
 
     def _leading(self, rank: int) -> Tensor:
         """Positions in the box of the `rank` functions with the largest variance, by axis. shape: (d, p)"""
-        return leading_products(self.basis.values, rank)[1]
+        return leading_products(self.basis.terms[0].values, rank)[1]
 
     def leading_block(self, rank: int) -> "LeadingBlock":
         positions = self._leading(rank)
         gram = structured_gram(self.basis.vectors, positions, lambda bases: self.weights.project_mask(self.grid, bases))
         return LeadingBlock(self, positions, gram)
+
+
+def _largest_block(memory: float) -> int:
+    return int(math.sqrt(memory / _BLOCK_BYTES_PER_ENTRY))
 
 
 class LeadingBlock:
@@ -150,7 +168,7 @@ class LeadingBlock:
         self._inverse, self._complete = space.inverse, space.weights.complete
         self._which, self.index = space.weights.held(positions)
         self.positions = positions
-        shift = space.noise / product_at(space.basis.values, positions)
+        shift = space.noise / product_at(space.basis.terms[0].values, positions)
         self._scale = (shift + space.share).rsqrt()
         gram.mul_(self._scale).mul_(self._scale.unsqueeze(-1))
         gram.diagonal().add_(shift * self._scale.square())

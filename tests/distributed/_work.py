@@ -38,6 +38,8 @@ def field(shape, gaps_as="random", dtype="float64", seed=0):
 
 
 def kernels_of(kind, count, lengthscale):
+    if kind == "sum":
+        return [kernels_of("RBF", count, length) for length in (lengthscale, lengthscale / 3)]
     made = []
     for _ in range(count):
         kernel = RBFKernel() if kind == "RBF" else MaternKernel(nu=1.5)
