@@ -1,1 +1,1 @@
-"""``fill_gaps``: adapters for arrays, the meaning of axes, the choice of a model, its training and check."""
+"""``fill_gaps``: adapters for arrays, the interpretation of axes, and the choice, training and check of a model."""

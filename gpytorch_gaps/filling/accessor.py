@@ -1,7 +1,7 @@
 """The attribute ``gaps`` of xarray's DataArray and Dataset: ``data_array.gaps.fill()``.
 
 Importing gpytorch_gaps must not import xarray. If xarray is loaded already, the accessor is registered at once.
-Otherwise a finder at the front of ``sys.meta_path`` waits for the import of xarray and registers it afterwards.
+Otherwise, a finder at the front of ``sys.meta_path`` registers it when xarray is imported.
 """
 
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GapsAccessor:
-    """The gaps of a DataArray or Dataset. Available as ``data.gaps`` once gpytorch_gaps is imported.
+    """The gaps of a DataArray or Dataset. ``import gpytorch_gaps`` makes it available as ``data.gaps``.
 
     :param data: the DataArray or Dataset, NaN at its gaps.
 
@@ -38,7 +38,7 @@ class GapsAccessor:
         """Fills the gaps.
 
         :param options: keyword arguments of :func:`gpytorch_gaps.fill_gaps`.
-        :return: the result; its mean, standard deviations and gaps are labelled as the data are.
+        :return: the result. Its mean, standard deviations and gaps have the labels of the data.
         """
         from gpytorch_gaps.filling.fill import fill_gaps
 
@@ -47,8 +47,8 @@ class GapsAccessor:
     def model(self, **options: Any) -> "FillModel | dict[Any, FillModel]":
         """Trains the model that :meth:`fill` would use, without filling anything.
 
-        :param options: keyword arguments of :func:`gpytorch_gaps.fill_gaps` that concern training.
-        :return: the trained ``ExactGP``; for a Dataset, a dictionary with one per numeric variable.
+        :param options: keyword arguments of :func:`gpytorch_gaps.fill_gaps` that affect training.
+        :return: the trained ``ExactGP``; for a Dataset, a dictionary with one model per numeric variable.
         """
         from gpytorch_gaps.filling.fill import fit_model
 
@@ -70,7 +70,7 @@ def _register(xarray: ModuleType) -> None:
 
 
 class _XarrayFinder:
-    """Lets the other finders find xarray, and registers the accessor after its code has run."""
+    """Finds xarray by the other finders, and registers the accessor after xarray's code has run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

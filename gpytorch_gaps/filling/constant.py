@@ -1,4 +1,4 @@
-"""Results without a model, where there is nothing to fill or nothing to learn from."""
+"""Results without a model, if there is nothing to fill or nothing to learn from."""
 
 import numpy as np
 
@@ -12,14 +12,14 @@ _ROUNDING = 4 * np.finfo(np.float64).eps  # values whose relative difference is 
 
 
 def nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, targets: Targets, options: Options) -> list[str]:
-    """Why no model is needed or possible, if so.
+    """Notes with the reason why no model is needed or possible; empty if a model is needed.
 
     :param gaps: flags of the gaps that are filled.
     """
     known = numbers[~np.isnan(numbers)]
     notes = targets.notes(numbers.size - known.size - int(gaps.sum()))
     if notes and not gaps.any() and options.where is not None:
-        notes.append("no gap lies inside of where, which is True at the cells to fill: is it the other way round?")
+        notes.append("no gap is inside where. It must be True at the cells to fill; is it inverted?")
     if not gaps.any() and not options.smooth:
         return [*notes, f"there are no {'other ' if notes else ''}gaps: nothing was done"]
     unknown = "No uncertainty estimate is available: std is NaN there."
@@ -33,7 +33,7 @@ def nothing_to_learn(numbers: np.ndarray, gaps: np.ndarray, targets: Targets, op
 def constant(
     adapter: ArrayAdapter, numbers: np.ndarray, gaps: np.ndarray, options: Options, notes: list[str]
 ) -> Filled:
-    """The result without a model: `gaps` are set to the only value there is."""
+    """The result without a model: `gaps` are set to the only value."""
     unknown = np.isnan(numbers)
     mean = np.where(gaps, numbers[~unknown].flat[0], numbers)
     std = adapter.wrap_like_input(np.where(unknown | options.smooth, np.nan, 0.0)) if options.std else None

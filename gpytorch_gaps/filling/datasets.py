@@ -1,4 +1,4 @@
-"""Filling of Datasets: variable by variable, or the variables of one grid together."""
+"""Filling of Datasets: variable by variable, or all variables on the same grid together."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from gpytorch_gaps.utils.conventions import holds_numbers
 
 _OF_VARIABLES = ("transform", "bounds")  # further options that may be mappings by variable
 _BESIDE = ("where", "noise", "mean", "untrusted")  # options that are arrays on the grid of the values
-_MIN_OBSERVATIONS = 3  # of a variable that is filled with others: its scale is that of its observations
+_MIN_OBSERVATIONS = 3  # for a variable that is filled with others: they determine its scale
 
 
 def fill_dataset(dataset: Any, options: Options, fill: Callable[[ArrayAdapter, Options], Filled]) -> Filled:
-    """Fills the variables of a Dataset, by `fill`.
+    """Fills the variables of a Dataset with the function `fill`.
 
     :return: mean, standard deviation and gaps as Datasets, models and reports as dictionaries by variable.
     """
@@ -45,7 +45,7 @@ def fill_dataset(dataset: Any, options: Options, fill: Callable[[ArrayAdapter, O
 def fit_dataset(
     dataset: Any, options: Options, fit: Callable[[ArrayAdapter, Options], FillModel]
 ) -> dict[Hashable, FillModel]:
-    """The models with which :func:`fill_dataset` fills, by variable."""
+    """The models that :func:`fill_dataset` would use, by variable."""
     models: dict[Hashable, FillModel] = {}
     for group in groups_of(dataset, options):
         with group.named_errors():
@@ -55,7 +55,7 @@ def fit_dataset(
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Variables of a Dataset that are filled together, by name, or one that is filled by itself."""
+    """Variables of a Dataset, by name, that are filled together, or a single variable."""
 
     variables: Mapping[Hashable, Any]
     options: Options
@@ -79,13 +79,13 @@ class Group:
                 for (name, report), own in zip(result.report.items(), fitted, strict=True)
             }
         if self.options.joint:
-            note = "filled by itself: no other variable could be filled with it"
+            note = "filled separately: no other variable could be filled with it"
             result = replace(result, report=replace(result.report, notes=(*result.report.notes, note)))
         return {names[0]: result}
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Errors about the values begin with the names of the variables."""
+        """Adds the names of the variables to errors."""
         try:
             yield
         except ValueError as error:
@@ -94,10 +94,10 @@ class Group:
 
 
 def groups_of(dataset: Any, options: Options) -> list[Group]:
-    """The variables of numbers: those of the same dimensions together if asked for, the others one by one.
+    """The numeric variables in groups. With `joint`, variables with the same dimensions are in one group.
 
     Variables with the same dimensions, in any order, have the same coordinates, those of the Dataset. A variable
-    without gaps informs the others. One without variation cannot.
+    without gaps is useful for the others. A variable without variation is not.
     """
     beside = {key: getattr(options, key) for key in _BESIDE if getattr(options, key) is not None}
     named = [name for given in beside.values() for name in _names(given)]
@@ -111,8 +111,8 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
     own = {key: {name: _of_variable(dataset, name, given, key) for name in numeric} for key, given in beside.items()}
     if len(numeric) > 1 and "noise" in own and not isinstance(options.noise, Mapping):
         raise ValueError(
-            f"noise: got one for all of {', '.join(map(str, numeric))}, which differ in units; expected a mapping from "
-            "names of variables"
+            f"noise: got one for all of {', '.join(map(str, numeric))}, which have different units; expected a mapping "
+            "from names of variables"
         )
     for name, flags in own.pop("untrusted", {}).items():
         dataset = dataset if flags is None else dataset.assign({name: ignoring(dataset[name], flags)})
@@ -141,13 +141,13 @@ def groups_of(dataset: Any, options: Options) -> list[Group]:
 
 
 def _grid(variable: Any) -> Hashable:
-    """Equal for variables that can be filled together."""
+    """A key that is equal for variables that can be filled together."""
     is_informative = int(variable.count()) >= _MIN_OBSERVATIONS and float(variable.std()) > 0
     return frozenset(variable.dims) if is_informative else variable.name
 
 
 def _names(given: Any) -> list[str]:
-    """The variables of the Dataset that an option names, by itself, in a list, or in a mapping by variable."""
+    """The names of variables in an option: a single name, a list, or a mapping by variable."""
     if isinstance(given, str):
         return [given]
     entries = given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else []
@@ -155,12 +155,12 @@ def _names(given: Any) -> list[str]:
 
 
 def _of_variable(dataset: Any, name: Hashable, given: Any, argument: str) -> Any:
-    """An option for one variable: its entry in a mapping, or one for all; variables of the Dataset by their names."""
+    """An option for one variable: its entry in a mapping, or the option for all. Names are replaced by variables."""
     return _resolved(dataset, given.get(name) if isinstance(given, Mapping) else given, argument)
 
 
 def _resolved(dataset: Any, given: Any, argument: str) -> Any:
-    """What is given, with variables of the Dataset in place of their names."""
+    """The option, with variables of the Dataset in place of their names."""
     if isinstance(given, list | tuple):
         return [_resolved(dataset, one, argument) for one in given]
     if isinstance(given, dict):
@@ -173,7 +173,7 @@ def _resolved(dataset: Any, given: Any, argument: str) -> Any:
 
 
 def _of_variables(given: Any) -> Any:
-    """Kernels or periods of the axes of a variable, for an array with an axis of variables before these."""
+    """Kernels or periods for the axes of a variable, changed for an array with an axis of variables in front."""
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, Mapping):

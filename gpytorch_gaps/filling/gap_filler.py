@@ -1,8 +1,8 @@
-"""``GapFiller``: gaps of tables as a transformer of scikit-learn.
+"""``GapFiller``: fills the gaps of tables, as a transformer of scikit-learn.
 
 The table is an array of two axes: rows along an ordered axis, columns as labels. ``fit`` chooses and trains the model
-of :func:`gpytorch_gaps.fill_gaps`. ``transform`` conditions it on the training table and on what is observed in further
-rows, and predicts the gaps of these.
+of :func:`gpytorch_gaps.fill_gaps`. ``transform`` conditions it on the training table and on the observations in further
+rows, and predicts the gaps of these rows.
 """
 
 from dataclasses import replace
@@ -24,34 +24,33 @@ from gpytorch_gaps.filling.axes.index_grid import is_a
 from gpytorch_gaps.filling.fill import fit_in_memory
 from gpytorch_gaps.filling.results.fitted import Fitted
 
-_INDEX = "index"  # the name of the index of a DataFrame as coordinates
+_INDEX = "index"  # value of `coordinates` for the index of a DataFrame
 
 
 class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Fills the NaN of a table by the posterior mean of an exact Gaussian process: a transformer of scikit-learn.
+    """Fills the NaN of a table with the posterior mean of an exact Gaussian process: a transformer of scikit-learn.
 
-    Rows are samples along an ordered axis, such as time. Columns are labels, whose covariances are learned. Unlike
+    Rows are samples along an ordered axis, such as time. Columns are labels, and their covariances are learned. Unlike
     other imputers, this one uses the order of the rows and the distances between them.
 
-    Values of further rows are predicted from the training table and from what is observed in these rows. Without
-    `coordinates`, rows that are not those of the training table are taken to follow it. Observed values are returned as
-    they are.
+    Values of further rows are predicted from the training table and from the observations in these rows. Without
+    `coordinates`, rows other than those of the training table are assumed to follow it. Observed values are unchanged.
 
-    :param coordinates: where the rows lie on their axis. None: row i lies at i. The name or number of a column of
-        numbers: these, and the column is returned unchanged. ``"index"``: the index of a DataFrame, numbers or dates.
+    :param coordinates: coordinates of the rows on their axis. None: row i is at i. The name or number of a column: its
+        numbers; the column is returned unchanged. ``"index"``: the index of a DataFrame, numbers or dates.
     :param kernels: as in :func:`gpytorch_gaps.fill_gaps`, for the axes 0 (rows) and 1 (columns).
     :param periods: as in :func:`gpytorch_gaps.fill_gaps`.
     :param trend: as in :func:`gpytorch_gaps.fill_gaps`.
     :param check: whether to withhold some observations and predict them, for ``score_``.
-    :param steps: optimizer steps, at most.
+    :param steps: largest number of optimizer steps.
     :param memory: bytes that the covariance matrices of an axis may take.
-    :param data_transform: `transform` of :func:`gpytorch_gaps.fill_gaps`; filled values are medians then.
+    :param data_transform: `transform` of :func:`gpytorch_gaps.fill_gaps`. Filled values are then medians.
     :param bounds: as in :func:`gpytorch_gaps.fill_gaps`.
-    :param random_state: seed of all random choices: an integer, a ``RandomState``, or None for another one each time.
+    :param random_state: seed of all random choices: an integer, a ``RandomState``, or None for a new seed each time.
     :param progress: whether to show progress bars.
 
-    After ``fit`` there are `score_`, the :class:`Score` of the withheld observations, or None; `level_`, the mean of
-    all observations; `n_features_in_`; and `feature_names_in_`, if columns have names. `fitted_` is internal.
+    ``fit`` sets these attributes: `score_`, the :class:`Score` of the withheld observations, or None; `level_`, the
+    mean of all observations; `n_features_in_`; and `feature_names_in_`, if columns have names. `fitted_` is internal.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> table = np.sin(np.arange(30.0) / 4)[:, None] * [1.0, 2.0]
@@ -104,7 +103,7 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         empty = np.isnan(values).all(axis=0)
         if empty.any():
             names = ", ".join(self._labels()[at] for at in np.flatnonzero(empty))
-            raise ValueError(f"X: got no observation in {names}, expected one or more in each column: drop these")
+            raise ValueError(f"X: got no observation in {names}, expected one or more in each column. Try: drop these")
         options = Options(
             kernels=self.kernels,
             periods=self.periods,
@@ -130,16 +129,16 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
         :param X: a table (m, f) with the columns of the training table.
         :return: the table without NaN.
-        :raises ValueError: if columns are others, values are infinite, or coordinates are not distinct.
+        :raises ValueError: if columns differ, values are infinite, or coordinates are not distinct.
         """
         return self.predict(X)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Fills the NaN of a table, and says how uncertain the filled values are.
+        """Fills the NaN of a table, and returns the uncertainty of the filled values.
 
         :param X: as in :meth:`transform`.
         :param return_std: whether to return standard deviations too: of measurements in gaps, 0 at observed values.
-        :return: the table without NaN; with `return_std`, this and the standard deviations.
+        :return: the table without NaN; with `return_std`, the table and the standard deviations.
         """
         check_is_fitted(self)
         rows, values = self._read(X, reset=False)
@@ -168,7 +167,7 @@ class GapFiller(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if column is None:
             return (X.index if by_index else None), values
         if values.shape[1] < 2:
-            raise ValueError("X: got the column of coordinates only, expected columns to fill beside it")
+            raise ValueError("X: got only the column of coordinates, expected columns to fill as well")
         return values[:, column], np.delete(values, column, axis=1)
 
     def _is_by_index(self) -> bool:
@@ -223,7 +222,7 @@ def _predict_gaps(fitted: Fitted, rows: Any, values: np.ndarray) -> tuple[np.nda
 
 
 def _points(fitted: Fitted, rows: Any, values: np.ndarray) -> np.ndarray:
-    """Where rows lie on their axis; those without coordinates follow the training table unless they are its rows."""
+    """Points of the rows. Rows without coordinates follow the training table, unless they are its rows."""
     if rows is not None:
         return fitted.axes[0].encode(rows)
     training = fitted.adapter.given

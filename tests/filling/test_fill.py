@@ -482,7 +482,7 @@ def test_mistakes_are_named(arguments, message):
 
 
 def test_a_dataset_brings_its_own_axes():
-    with pytest.raises(ValueError, match="axes: got some with a Dataset"):
+    with pytest.raises(ValueError, match="axes: got coordinates with a Dataset"):
         gaps.fill_gaps(xr.Dataset({"a": data_array()}), [T, T])
     with pytest.raises(ValueError, match="variable 'b': values: got 480 entries, all of them gaps"):
         gaps.fill_gaps(xr.Dataset({"a": data_array(), "b": data_array() * np.nan}), kernels=stationary(), **QUICK)

@@ -153,7 +153,7 @@ def test_equal_values_leave_nothing_to_learn():
             "coordinates: got 'index' with a table of type ndarray",
         ),
         ({"coordinates": 0}, np.array([[1.0, 1], [1, 2], [2, 3]]), "got the coordinate 1.0 twice"),
-        ({"coordinates": 0}, np.ones((3, 1)), "X: got the column of coordinates only"),
+        ({"coordinates": 0}, np.ones((3, 1)), "X: got only the column of coordinates"),
         ({"steps": 0}, np.array([[1.0], [2.0]]), "steps: got 0, expected an integer of at least 1"),
     ],
 )

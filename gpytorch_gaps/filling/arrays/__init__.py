@@ -1,1 +1,1 @@
-"""Arrays of several libraries as numbers on a grid, what is beside them, and which of their gaps are filled."""
+"""Arrays of several libraries as numbers on a grid, further fields on the grid, and which gaps are filled."""

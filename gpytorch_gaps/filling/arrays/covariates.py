@@ -1,4 +1,4 @@
-"""Backgrounds: known fields of which the mean of the Gaussian process is a linear function.
+"""Backgrounds: known fields. The mean of the Gaussian process is a linear function of them.
 
     m(x) = c + Σ_k a_k g_k(x) + ..
 
@@ -22,17 +22,17 @@ from gpytorch_gaps.filling.axes.decoding import broadcastable, decoded
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 
 Function = Callable[..., Any]
-"""A function of the coordinates of all axes, in the units of the user, as arrays that broadcast."""
+"""A function of the coordinates of all axes. It receives arrays that broadcast, in the units of the user."""
 
 Slab = tuple[int, np.ndarray, np.ndarray]
-"""Its first slice along the first axis, flags of observed cells, and of those where backgrounds have to be known."""
+"""First slice along the first axis, flags of observed cells, and flags of cells where backgrounds must be known."""
 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """One field: its name, and its `values` on the grid, the `function` of the coordinates that it is, or both.
+    """One field: its name, and its `values` on the grid, its `function` of the coordinates, or both.
 
-    Values may be a view that repeats those of fewer dimensions.
+    Values may be a broadcast view.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Background:
     function: Function | None = None
 
     def rows(self, axes: Sequence[Axis], start: int, stop: int) -> np.ndarray:
-        """Its values in the slices `start` to `stop` of the first axis."""
+        """The values in the slices `start` to `stop` of the first axis."""
         if self.values is not None:
             return self.values[start:stop]
         assert self.function is not None
@@ -50,11 +50,11 @@ class Background:
 
 
 class Covariates(torch.nn.Module):
-    """The values of backgrounds at points: those on the grid, or those of functions.
+    """The values of backgrounds at points, from the grid or from functions.
 
-    :param backgrounds: fields on one grid.
+    :param backgrounds: fields on the same grid.
     :param axes: the axes of the grid.
-    :param missing: the value at points where a background is not known. Default: such points are refused.
+    :param missing: the value at points where a background is not known. Default: such points raise a ValueError.
     """
 
     def __init__(self, backgrounds: Sequence[Background], axes: Sequence[Axis], missing: float | None = None) -> None:
@@ -93,7 +93,7 @@ class Covariates(torch.nn.Module):
     def _at(self, number: int, positions: Tensor, off: Tensor, x: Tensor) -> Tensor:
         """One background at points. shape: (*, D) -> (*)
 
-        :param positions: of the points on each axis. shape: (d, *)
+        :param positions: positions of the points on each axis. shape: (d, *)
         :param off: flags of the points off the grid.
         """
         values: Tensor | None = getattr(self, f"values_{number}")
@@ -110,7 +110,7 @@ class Covariates(torch.nn.Module):
         name, function = self.names[number], self._functions[number]
         if function is None:
             raise ValueError(
-                f"mean: {name} is an array, known at the cells of the grid only; got the point "
+                f"mean: {name} is an array, known only at the cells of the grid; got the point "
                 f"{x[0].tolist()} off the grid; expected cells, or a function of the coordinates as background"
             )
         points = [part.numpy(force=True) for part in x.split([axis.points.shape[1] for axis in self._axes], -1)]
@@ -119,7 +119,7 @@ class Covariates(torch.nn.Module):
 
 
 def _without_repetition(values: np.ndarray) -> np.ndarray:
-    """An array with size one along the dimensions along which it only repeats itself."""
+    """The array with size one along dimensions that were broadcast."""
     return values[tuple(slice(1) if stride == 0 else slice(None) for stride in values.strides)]
 
 
@@ -130,9 +130,9 @@ def read_covariates(
 
     :param given: the argument ``mean`` of ``fill_gaps``.
     :param known: flags of the observed cells.
-    :param needed: flags of the cells where backgrounds have to be known.
-    :param scales: what values are divided by; backgrounds are divided too, which leaves their coefficients.
-    :raises ValueError: if a background does not fit to the grid, is not known where it is needed, or is constant.
+    :param needed: flags of the cells where backgrounds must be known.
+    :param scales: divisors of the values. Backgrounds are divided too, so that coefficients do not change.
+    :raises ValueError: if a background does not fit the grid, is not known where it is needed, or is constant.
     """
     axes, size = adapter.axes, adapter.shape[0]
     backgrounds = [replace(one, values=one.rows(axes, 0, size)) for one in _read(adapter, given, known)]
@@ -143,11 +143,11 @@ def read_covariates(
 
 
 def read_slab_covariates(adapter: ArrayAdapter, given: Any, slabs: Iterable[Slab]) -> Covariates:
-    """The backgrounds of an array that is read slab by slab, checked. Functions are evaluated where they are needed.
+    """The backgrounds of an array that is read slab by slab, checked. Functions are evaluated only where needed.
 
-    :param given: the argument ``mean`` of ``fill_gaps``. Arrays are held in memory, with the dimensions that they have.
-    :param slabs: all of the array.
-    :raises ValueError: as :func:`read_covariates`.
+    :param given: the argument ``mean`` of ``fill_gaps``. Arrays are kept in memory with their own dimensions.
+    :param slabs: all slabs of the array.
+    :raises ValueError: as in :func:`read_covariates`.
     """
     backgrounds = _read(adapter, given)
     _check(backgrounds, adapter.axes, slabs)
@@ -155,7 +155,7 @@ def read_slab_covariates(adapter: ArrayAdapter, given: Any, slabs: Iterable[Slab
 
 
 def _check(backgrounds: Sequence[Background], axes: Sequence[Axis], slabs: Iterable[Slab]) -> None:
-    """Refuses backgrounds that are not known where they are needed, or constant, or too many."""
+    """Checks that backgrounds are known where they are needed, that they vary, and that there are not too many."""
     count, ranges = 0, {one.name: (np.inf, -np.inf) for one in backgrounds}
     for start, known, needed in slabs:
         count += int(known.sum())
@@ -182,7 +182,7 @@ def _check(backgrounds: Sequence[Background], axes: Sequence[Axis], slabs: Itera
 
 
 def _read(adapter: ArrayAdapter, given: Any, known: np.ndarray | None = None) -> list[Background]:
-    """The backgrounds that were given. Those of several variables are centred at the `known` cells."""
+    """The given backgrounds. If there are several variables, backgrounds are centred at the `known` cells."""
     if isinstance(adapter, VariablesAdapter):
         assert known is not None
         return [
@@ -203,13 +203,13 @@ def _read(adapter: ArrayAdapter, given: Any, known: np.ndarray | None = None) ->
 
 
 def _listed(given: Any) -> list[tuple[str, Any]]:
-    """Names and fields: of one, of several in a list or tuple, or of a mapping by name."""
+    """Names and fields of a single background, of a list or tuple, or of a mapping."""
     if isinstance(given, Mapping):
         return [(str(name), one) for name, one in given.items()]
     several = isinstance(given, list | tuple) and all(callable(one) or hasattr(one, "shape") for one in given)
     fields = list(given) if several else [given]
     if not fields:
-        raise ValueError("mean: got an empty list, expected a background, or several")
+        raise ValueError("mean: got an empty list, expected at least one background")
     names = []
     for number, one in enumerate(fields):
         own = str(getattr(one, "__name__", None) or getattr(one, "name", None) or "")
@@ -219,9 +219,9 @@ def _listed(given: Any) -> list[tuple[str, Any]]:
 
 
 def _of_variable(adapter: VariablesAdapter, number: int, one: Background, known: np.ndarray) -> Background:
-    """The background of one of several variables that are filled together, zero for the others.
+    """The background of one of several variables that are filled together. It is zero for the others.
 
-    It is centred, so that it does not compete with the level of the variable.
+    It is centred, so that it is not confounded with the level of the variable.
     """
     own, variable = one.rows(adapter.axes[1:], 0, adapter.shape[1]), list(adapter.by_name)[number]
     centre = float(own[known].mean())
@@ -232,14 +232,14 @@ def _of_variable(adapter: VariablesAdapter, number: int, one: Background, known:
 
 
 def _divided(one: Background, scales: np.ndarray, axes: Sequence[Axis]) -> Background:
-    """A background over the scales of labels, which have size one along all other axes."""
+    """A background divided by the scales of labels, which have size one along all other axes."""
     function = None if one.function is None else _Divided(one.function, scales, axes)
     return replace(one, values=one.values / scales, function=function)
 
 
 @dataclass(frozen=True, eq=False)
 class _OfVariable:
-    """The function of one variable as one of all variables, centred, zero for the others."""
+    """The function for one variable as a function for all variables: centred, and zero for the others."""
 
     function: Function
     variable: str
@@ -251,7 +251,7 @@ class _OfVariable:
 
 @dataclass(frozen=True, eq=False)
 class _Divided:
-    """A function over the scale of the label."""
+    """A function divided by the scale of the label."""
 
     function: Function
     scales: np.ndarray
@@ -266,7 +266,7 @@ class _Divided:
 
 
 def _numbers(name: str, found: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """What a function returned, as numbers of this shape."""
+    """The result of a function as numbers of the given shape."""
     array = np.asarray(found, dtype=np.float64)
     try:
         return np.broadcast_to(array, shape)

@@ -1,4 +1,4 @@
-"""Values on a grid that are read part by part, whether they are in memory, in a file or in chunks."""
+"""Values on a grid that are read part by part, from memory, from a file or from chunks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ _PARTS_COMPARED = 4
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A block of a grid: `positions` along each axis, without steps, its own `axes`, and `values`, NaN at gaps.
+    """A block of a grid: consecutive `positions` along each axis, its `axes`, and `values`, NaN at gaps.
 
-    `targets` flags the gaps that are to be filled, `noise` has the known variances of measurement errors, `orientation`
-    is the order in which cells are chosen.
+    `targets` are flags of the gaps to fill. `noise` are the known variances of measurement errors. `orientation` is the
+    order in which cells are chosen.
     """
 
     positions: Positions
@@ -48,11 +48,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class GridValues:
-    """Values on a grid with these `axes`; ``read(positions)`` returns a copy of a part, NaN at gaps.
+    """Values on a grid with the given `axes`. ``read(positions)`` returns a copy of a part, NaN at gaps.
 
-    ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all. `noise` has the known variances
-    of measurement errors, also of those that a measurement in a gap would have. `covariates` are backgrounds, `content`
-    values from which the canonical order is determined, None if they are not in memory.
+    ``may_fill(positions)`` returns flags of the cells that may be filled. Default: all. `noise` are the known variances
+    of measurement errors, including those of measurements in gaps. `covariates` are backgrounds. `content` are the
+    values that determine the canonical order; None if they are not in memory.
     """
 
     axes: Sequence[Axis]
@@ -71,7 +71,7 @@ class GridValues:
         noise: np.ndarray | None = None,
         covariates: Covariates | None = None,
     ) -> "GridValues":
-        # results that hold it can be pickled
+        # a function without closures, so that results can be pickled
         return cls(axes, partial(_block, numbers), may_fill, noise, covariates, numbers)
 
     @property
@@ -84,7 +84,7 @@ class GridValues:
         return Orientation.of(self.axes, self.content)
 
     def part(self, positions: Positions) -> Part:
-        """The block at these positions."""
+        """The block at the given positions."""
         axes = [axis.at(p) for axis, p in zip(self.axes, positions, strict=True)]
         values = self.read(positions)
         targets = np.isnan(values)
@@ -107,7 +107,7 @@ class GridValues:
         return self.part([np.arange(size) for size in self.shape])
 
     def without(self, part: Part, flags: np.ndarray) -> "GridValues":
-        """The same values with NaN at the flagged cells of `part`."""
+        """The same grid with NaN at the flagged cells of `part`."""
 
         def read(wanted: Positions) -> np.ndarray:
             values = self.read(wanted)
@@ -155,18 +155,18 @@ def region_around(positions: Positions, shape: Sequence[int], max_cells: int) ->
 
 
 def even_sides(shape: Sequence[int], cells: float, rounded: Callable[[float], int] = math.floor) -> list[int]:
-    """Sides of a block of about `cells` cells that are as equal as possible: short axes are taken whole.
+    """Sides, as equal as possible, of a block of about `cells` cells. Short axes are included completely.
 
-    :param rounded: how sides are rounded; rounded down, there are at most `cells` cells.
+    :param rounded: the rounding of sides. If they are rounded down, the block has at most `cells` cells.
     """
     sides = [1] * len(shape)
     for number, axis in enumerate(np.argsort(shape)):
         even = (cells / math.prod(sides)) ** (1 / (len(shape) - number))
-        sides[axis] = max(1, min(int(shape[axis]), rounded(even + 1e-9)))  # a root of 1e6 is 99.99..
+        sides[axis] = max(1, min(int(shape[axis]), rounded(even + 1e-9)))  # the cube root of 1e6 is 99.99..
     return sides
 
 
 def coordinates(axes: Sequence[Axis], cells: np.ndarray) -> Tensor:
-    """Coordinates of cells that are given by their positions (Q, d). shape: (Q, D)"""
+    """Coordinates of cells, from their positions (Q, d). shape: (Q, D)"""
     columns = [axis.points[at] for axis, at in zip(axes, cells.T, strict=True)]
     return torch.from_numpy(np.concatenate(columns, axis=1))

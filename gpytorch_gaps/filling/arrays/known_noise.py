@@ -1,9 +1,9 @@
-"""Known errors of measurements: standard deviations of the user's, as variances of every cell of the grid.
+"""Known errors of measurements: standard deviations from the user, as variances for every cell of the grid.
 
     y = f + e + e',    var e = known variance of the cell,    var e' = learned, as without known errors
 
-A measurement in a gap is taken to have the error given there, or else the root mean square of
-those of the observations.
+The error of a measurement in a gap is the one given there. If none is given, it is the root mean square of the errors
+of the observations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from gpytorch_gaps.utils.checks import check_number
 
 
 def known_variances(adapter: ArrayAdapter, given: Any, numbers: np.ndarray) -> np.ndarray:
-    """Variances of the errors that measurements have in every cell.
+    """Variances of the measurement errors in every cell.
 
-    :param given: the argument ``noise`` of ``fill_gaps``: standard deviations, a number or an array, or a mapping with
-        those of some of several variables.
+    :param given: the argument ``noise`` of ``fill_gaps``: standard deviations, a number or an array, or a mapping by
+        variable.
     :param numbers: the values, NaN at gaps.
     :raises ValueError: if the error of an observation is not a finite number above 0.
     """
@@ -46,7 +46,7 @@ def known_variances(adapter: ArrayAdapter, given: Any, numbers: np.ndarray) -> n
 
 
 def same_variances(given: Any, shape: Sequence[int]) -> np.ndarray:
-    """Variances of the errors that measurements have in every cell, all equal, without memory for each.
+    """Variances of the measurement errors in every cell, all equal, as a broadcast view.
 
     :raises ValueError: if the argument ``noise`` is not one number above 0.
     """

@@ -1,6 +1,6 @@
-"""Masks of the cells of an array, given as an array, tensor, DataArray or DataFrame: flags of the same shape.
+"""Masks of the cells of an array, from an array, tensor, DataArray or DataFrame.
 
-A mask has flags, or numbers: as in the land masks of models, any number but 0 is True. NaN is False.
+A mask contains flags or numbers. As in the land masks of models, any number except 0 is True. NaN is False.
 """
 
 from typing import Any
@@ -14,16 +14,16 @@ from gpytorch_gaps.filling.axes.index_grid import is_a
 
 
 def flags_of(values: Any, mask: Any, argument: str) -> Any:
-    """A mask as flags of the shape of `values`: an ndarray, or a dask array if the mask is one.
+    """A mask as flags with the shape of `values`: an ndarray, or a dask array if the mask is one.
 
     :param argument: the name of the mask in messages.
-    :raises ValueError: if the mask does not fit to the values, or is neither of flags nor of numbers.
+    :raises ValueError: if the mask does not fit the values, or contains neither flags nor numbers.
     """
     return _flags(on_shape(values, mask, argument))
 
 
 def grid_flags(adapter: ArrayAdapter, mask: Any, argument: str) -> Any:
-    """A mask as flags of the cells of the grid of an adapter, True for variables without one."""
+    """A mask as flags of the cells of an adapter's grid. True for variables without a mask."""
     return _flags(on_grid(adapter, mask, argument, absent=True))
 
 
@@ -34,7 +34,7 @@ def _flags(array: Any) -> Any:
 def ignoring(values: Any, untrusted: Any) -> Any:
     """A copy of `values`, of the same kind, with gaps where `untrusted` is True.
 
-    Integers cannot be NaN: those of arrays become masked arrays, those of tensors and DataArrays numbers of 64 bits.
+    Integers cannot be NaN. Arrays of integers become masked arrays; tensors and DataArrays become float64.
     """
     values = values if hasattr(values, "shape") else np.array(values, dtype=np.float64)  # None becomes NaN
     flags = flags_of(values, untrusted, "untrusted")

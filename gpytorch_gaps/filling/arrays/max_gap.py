@@ -1,8 +1,8 @@
-"""Runs of gaps along an axis, and the lengths that they may have: ``max_gap`` of ``fill_gaps``.
+"""Runs of gaps along an axis, and their longest lengths: ``max_gap`` of ``fill_gaps``.
 
-A length in cells is the number of gaps that follow each other. A length in units is, as in ``max_gap`` of xarray's
-``interpolate_na``, the difference between the coordinates of the observations on both sides of a run; at the end of an
-axis, where one of them is missing, the coordinate of the last gap takes its place. Along a circle, runs cross the seam.
+A length in cells is the number of consecutive gaps. A length in units is the difference between the coordinates of the
+observations on both sides of a run, as in ``max_gap`` of xarray's ``interpolate_na``. At the end of an axis, the
+coordinate of the last gap replaces the missing observation. Along a circle, runs cross the seam.
 """
 
 import math
@@ -20,8 +20,8 @@ from gpytorch_gaps.utils.checks import check_number
 _DAYS_PER_UNIT = {"week": 7.0, "day": 1.0, "hour": 1 / 24, "minute": 1 / 1440, "second": 1 / 86400}
 _SHORT_TIMES = {"w": "week", "d": "day", "h": "hour", "hr": "hour", "min": "minute", "s": "second", "sec": "second"}
 _QUANTITY = re.compile(r"\s*([0-9.]+(?:e[-+]?\d+)?)\s*(\S.*?)\s*", re.IGNORECASE)
-_ROUNDING = 1e-9  # relative, of lengths in units
-_BLOCK_CELLS = 4_000_000  # whose runs are measured at once
+_ROUNDING = 1e-9  # relative rounding of lengths in units
+_BLOCK_CELLS = 4_000_000  # number of cells that are processed at once
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class MaxGap:
 
 
 def read_max_gap(number: int, axis: Axis, given: Any) -> MaxGap:
-    """What the user gave for one axis: an integer for cells, or a text or a timedelta for a length in units.
+    """The option for one axis: an integer for cells, or a text or a timedelta for a length in units.
 
-    :raises ValueError: if it is neither, or if the axis has no order.
+    :raises ValueError: if it is neither of these, or if the axis has no order.
     """
     argument = f"max_gap: {axis.name}"
     if axis.kind in ("label", "group"):
@@ -90,7 +90,7 @@ def _period(axis: Axis) -> float:
 
 
 def in_short_runs(gaps: np.ndarray, axes: Sequence[Axis], limits: Sequence[MaxGap]) -> np.ndarray:
-    """Which cells lie in no run of gaps that is longer than one of the limits.
+    """Flags of the cells that do not lie in a run of gaps longer than one of the limits.
 
     :param gaps: flags of the gaps.
     :param axes: the axes of the array.
@@ -125,9 +125,9 @@ def _in_order(axis: Axis) -> tuple[np.ndarray, np.ndarray, float | None]:
 
 
 def _run_lengths(gaps: np.ndarray, x: np.ndarray, in_cells: bool, period: float | None) -> np.ndarray:
-    """The length of the run of gaps that each cell belongs to, along the last axis, whose coordinates x increase."""
+    """The length of each cell's run of gaps along the last axis. Its coordinates x increase."""
     size = len(x)
-    if period is not None:  # three rounds, of which the middle one is returned
+    if period is not None:  # use three periods, and return the middle one
         step = size if in_cells else period
         rounds = np.concatenate([x - step, x, x + step])
         return _run_lengths(np.concatenate([gaps] * 3, axis=-1), rounds, in_cells, None)[..., size : 2 * size]

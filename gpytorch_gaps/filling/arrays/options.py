@@ -13,12 +13,12 @@ from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.transforms.fit import check_transform
 from gpytorch_gaps.utils.checks import check_integer, check_number
 
-_SINGLE = (Kernel, float, int, str, timedelta, np.generic)  # entries that need no list if there is one axis
+_SINGLE = (Kernel, float, int, str, timedelta, np.generic)  # entries that may be given without a list for one axis
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``fill_gaps``, which describes them."""
+    """The options of ``fill_gaps``. Its docstring describes them."""
 
     kernels: Any = "auto"
     periods: Any = None
@@ -59,24 +59,24 @@ class Options:
 
     @property
     def is_transformed(self) -> bool:
-        """Whether the model is of transformed values."""
+        """Whether values are transformed before they are modelled."""
         return self.transform is not None or self.bounds is not None
 
     def _check_transform(self) -> None:
-        """Raises if there is no such transform, or if it is not supported with other options."""
-        if not isinstance(self.transform, Mapping) and not isinstance(self.bounds, Mapping):  # by variable: later
+        """Raises if there is no such transform, or if it cannot be combined with the other options."""
+        if not isinstance(self.transform, Mapping) and not isinstance(self.bounds, Mapping):  # mappings: checked later
             check_transform(self.transform, self.bounds)
         named = "transform" if self.transform is not None else "bounds"
         for other, given in (("joint", self.joint or None), ("noise", self.noise)):
             if given is not None:
-                raise ValueError(f"{named}: got one together with {other}, expected one of these: leave out the other")
+                raise ValueError(f"{named}: got one together with {other}, expected only one of these two options")
 
     def kernels_of(self, axes: Sequence[Axis]) -> list[Kernel | None]:
-        """The user's kernel of each axis, None where one is to be chosen."""
+        """The user's kernel for each axis; None if a kernel is to be chosen."""
         return [_kernel(axis, one) for axis, one in zip(axes, _by_axis("kernels", self.kernels, axes), strict=True)]
 
     def periods_of(self, axes: Sequence[Axis]) -> list[list[float] | None]:
-        """The user's periods of each axis, in its units, None where they are to be detected."""
+        """The user's periods for each axis, in its units; None if periods are to be detected."""
         found: list[list[float] | None] = []
         for axis, given in zip(axes, _by_axis("periods", self.periods, axes), strict=True):
             if given is None:

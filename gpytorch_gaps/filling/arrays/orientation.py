@@ -1,18 +1,17 @@
-"""A canonical order of the dimensions of an array and of the positions along each, so that random choices of cells do
-not depend on how a user has arranged them.
+"""A canonical order of the dimensions of an array and of the positions along each.
 
-Windows to learn from and observations to withhold are chosen in the canonical order and mapped back. It is determined
-by content:
+With it, random choices of cells do not depend on the arrangement of the array. Windows for learning and withheld
+observations are chosen in the canonical order and mapped back. The order depends on the content:
 
-| what | its order |
+| of | by |
 |---|---|
-| positions along numbers, times, degrees, circles | of their coordinates |
-| stations | of their first column, which differs by region |
-| labels | of the number and the spread of their observations |
-| positions without coordinates | as they are or reversed: more observations, or larger ones, are in the second half |
-| dimensions | of kind, size and roughness of the values along them |
+| positions along numbers, times, degrees, circles | their coordinates |
+| stations | their first column, which differs between regions |
+| labels | the number and the spread of their observations |
+| positions without coordinates | given order or its reverse: more, or larger, observations in the second half |
+| dimensions | kind, size and roughness of the values along them |
 
-Without values (arrays that are streamed), labels and positions keep the order of the user.
+Without values (for streamed arrays), labels and positions keep the order of the user.
 """
 
 from collections.abc import Sequence
@@ -23,8 +22,8 @@ import numpy as np
 from gpytorch_gaps.filling.axes.axis import Axis
 
 _KINDS = ("latitude", "longitude", "circle", "group", "number", "position", "time", "label")  # in this order
-_DIGITS = 6  # of statistics of the data, which differ by rounding between arrangements
-_TIE = 1e-9  # relative difference that may be rounding
+_DIGITS = 6  # significant digits of statistics of the data: rounding differs between arrangements
+_TIE = 1e-9  # a smaller relative difference may be rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +66,13 @@ class Orientation:
         return cls(tuple(sorted(range(len(axes)), key=keys.__getitem__)), places)
 
     def in_blocks(self) -> "Orientation":
-        """The same where blocks of neighbours are blocks of the user's array too: only reversed, or as given."""
+        """An order without permutations, only reversals: blocks of neighbours are then blocks of the user's array."""
         monotonic = [bool((np.diff(at) == 1).all() or (np.diff(at) == -1).all()) for at in self.places]
         kept = [at if whole else np.arange(len(at)) for at, whole in zip(self.places, monotonic, strict=True)]
         return Orientation(self.order, tuple(kept))
 
     def at(self, positions: Sequence[np.ndarray]) -> "Orientation":
-        """The canonical order of a part, from the user's positions of it."""
+        """The canonical order of a part, given its positions in the user's array."""
         ranks = [np.argsort(at)[own] for at, own in zip(self.places, positions, strict=True)]
         return Orientation(self.order, tuple(np.argsort(rank, kind="stable") for rank in ranks))
 
@@ -82,17 +81,17 @@ class Orientation:
         return tuple(len(self.places[axis]) for axis in self.order)
 
     def turn(self, values: np.ndarray) -> np.ndarray:
-        """An array of the user's in canonical order."""
+        """The user's array in canonical order."""
         return values[np.ix_(*self.places)].transpose(self.order)
 
     def turn_back(self, values: np.ndarray) -> np.ndarray:
-        """An array in canonical order in that of the user."""
+        """An array in canonical order, in the order of the user."""
         result = np.empty_like(values.transpose(np.argsort(self.order)), order="C")
         result[np.ix_(*self.places)] = values.transpose(np.argsort(self.order))
         return result
 
     def positions(self, canonical: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The user's positions along each of the user's dimensions, from canonical ones along canonical dimensions."""
+        """The user's positions along each dimension, from canonical positions along canonical dimensions."""
         return [at[canonical[self.order.index(axis)]] for axis, at in enumerate(self.places)]
 
     def columns(self, canonical: np.ndarray) -> np.ndarray:
@@ -100,11 +99,11 @@ class Orientation:
         return canonical[:, [self.order.index(axis) for axis in range(len(self.order))]]
 
     def canonical(self, cell: np.ndarray) -> np.ndarray:
-        """The canonical position of a cell of the user's. shape: (d,)"""
+        """The canonical position of a cell of the user's array. shape: (d,)"""
         return np.array([int(np.flatnonzero(self.places[axis] == cell[axis])[0]) for axis in self.order])
 
     def cells(self, canonical: np.ndarray) -> np.ndarray:
-        """The user's positions of cells (N, d), from canonical ones."""
+        """The user's positions of cells (N, d), from canonical positions."""
         return np.stack(self.positions(list(canonical.T)), axis=1)
 
 
@@ -131,7 +130,7 @@ def _places(axis: Axis, number: int, centred: np.ndarray | None) -> np.ndarray:
 
 
 def _roughness(centred: np.ndarray, number: int, places: np.ndarray) -> float:
-    """Mean square of the differences of neighbours along an axis, as a share of that of the values."""
+    """Mean square of the differences of neighbours along an axis, relative to that of the values."""
     rows = np.moveaxis(centred, number, 0)[places]
     steps = np.diff(rows, axis=0) ** 2
     known, scale = ~np.isnan(steps), float(np.nanmean(centred**2))

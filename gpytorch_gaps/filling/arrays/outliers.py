@@ -1,18 +1,19 @@
-"""Wild values: observations out of all proportion to the data, which their neighbours do not share.
+"""Wild values: observations that are extreme in comparison with all data and with their neighbours.
 
-An observation y is wild if two things hold.
+An observation y is wild if two conditions hold.
 
-1. Its distance ``|y - median|`` from the median of its label is out of proportion. How large distances may be is
-   extrapolated from the middle of their distribution, on each side of the median: a Weibull distribution
+1. Its distance ``|y - median|`` from the median of its label is extreme. The largest plausible distance is extrapolated
+   from the middle of the distribution of distances, on each side of the median: a Weibull distribution
 
        P(distance > x) = exp(-(x / s)^k)
 
-   is fitted to the 50 % and 80 % quantiles; the heavier it is than an exponential one (k < 1), the more weight is on
-   a lognormal distribution with these quantiles. A distance is out of proportion if none like it is expected among so
-   many. Skewed data and data with heavy tails, such as rain, thus have few wild values or none. Large distances are
-   left out, and the distribution is fitted again, until no more are found.
-2. Along no axis is the median of the nearest observations even half as far on its side. Thin lines, fronts, and peaks
-   wider than a cell are thus no wild values, however far they stand out.
+   is fitted to the 50 % and 80 % quantiles. If its tail is heavier than exponential (k < 1), it is mixed with a
+   lognormal distribution with the same quantiles; the weight of this increases with the heaviness. A distance is
+   extreme if, among so many observations, no distance of this size is expected. Therefore, skewed data and data with
+   heavy tails, such as rain, have few wild values or none. Large distances are left out, and the distribution is fitted
+   again, until no more are found.
+2. On every axis, the median of the nearest observations is less than half as far from the median, on the same side.
+   Therefore, thin lines, fronts, and peaks wider than a cell are not wild values, even if they are extreme.
 """
 
 import math
@@ -24,17 +25,17 @@ from scipy.special import ndtri
 from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter
 from gpytorch_gaps.filling.axes.axis import Axis
 
-_LEAST_DEVIATIONS = 5.0  # robust standard deviations up to which no distance is out of proportion
+_LEAST_DEVIATIONS = 5.0  # a distance of fewer robust standard deviations is never extreme
 _MEDIAN_OF_NORMAL = 0.6744898
-_QUANTILES = (0.5, 0.8)  # with 5 % of outliers, the second is hardly moved
-_EXPECTED = 0.01  # distances as large as a wild one that are expected among all, at most
-_MIN_DISTANCES = 20  # from which a distribution is fitted
-_SHARED = 0.5  # of a distance, by neighbours
-_REACH, _REACH_OF_A_SERIES = 3, 6  # cells to either side in which neighbours are looked for
-_MIN_NEIGHBOURS = 2  # along an axis, for it to count
-_CHUNK = 200_000  # observations whose neighbours are in memory at once
-_NAMED = 3  # of them, in the report
-_ROUNDS = 3  # wild values may hide others beside them
+_QUANTILES = (0.5, 0.8)  # 5 % of outliers hardly change the second one
+_EXPECTED = 0.01  # expected number of distances as large as a wild one, among all observations
+_MIN_DISTANCES = 20  # smallest number of distances for a fit
+_SHARED = 0.5  # neighbours with at least this fraction of the distance confirm an observation
+_REACH, _REACH_OF_A_SERIES = 3, 6  # neighbours are at most so many cells away
+_MIN_NEIGHBOURS = 2  # smallest number of neighbours along an axis
+_CHUNK = 200_000  # number of observations whose neighbours are in memory at once
+_NAMED = 3  # number of wild values that the report lists
+_ROUNDS = 3  # wild values may hide others close to them
 
 
 def find_wild(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
@@ -59,7 +60,7 @@ def find_wild(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
 
 
 def about_wild(adapter: ArrayAdapter, wild: np.ndarray) -> list[str]:
-    """What the report says of wild values: how many there are, and which are the farthest off."""
+    """A note on wild values for the report: their number, and the most extreme ones."""
     cells = np.argwhere(wild)
     if not len(cells):
         return []
@@ -69,11 +70,11 @@ def about_wild(adapter: ArrayAdapter, wild: np.ndarray) -> list[str]:
     order = np.argsort(-np.abs(values - np.broadcast_to(median, wild.shape)[wild]), kind="stable")[:_NAMED]
     named = [f"{values[row]:.6g} at {_place(adapter.axes, cells[row])}" for row in order]
     others = "" if len(cells) <= _NAMED else f", and {len(cells) - _NAMED:,} more"
-    return [f"{len(cells):,} wild value{'s' * (len(cells) > 1)} not believed: {'; '.join(named)}{others}"]
+    return [f"{len(cells):,} wild value{'s' * (len(cells) > 1)} not used: {'; '.join(named)}{others}"]
 
 
 def _place(axes: Sequence[Axis], cell: np.ndarray) -> str:
-    """Where a cell is, in the coordinates of the user."""
+    """The location of a cell in words, in the coordinates of the user."""
     known = [at if axis.coordinates is None else axis.coordinates[at] for axis, at in zip(axes, cell, strict=True)]
     words = [f"{own:.6g}" if isinstance(own, float) else str(own) for own in known]
     return ", ".join(f"{axis.name} {own}" for axis, own in zip(axes, words, strict=True))
@@ -94,15 +95,15 @@ def _find_once(numbers: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
 
 
 def beyond_proportion(signed: np.ndarray) -> np.ndarray:
-    """Flags of the distances, in robust standard deviations, that are out of proportion to others on their side."""
+    """Flags of the distances, in robust standard deviations, that are extreme among those on the same side."""
     low, high = (largest_plausible(side * signed) for side in (-1, 1))
     return (signed < -low) | (signed > high)
 
 
 def largest_plausible(signed: np.ndarray) -> float:
-    """The size beyond which no positive distance is expected among so many; infinite if they are too few.
+    """The largest plausible size of a positive distance among so many; infinite if there are too few.
 
-    :param signed: distances in robust standard deviations; those of zero or less, and NaN, do not count.
+    :param signed: distances in robust standard deviations. NaN, zero and negative distances are ignored.
 
     >>> normal = np.random.default_rng(0).standard_normal(10_000)
     >>> bool(normal.max() < largest_plausible(normal) < 8)
@@ -120,7 +121,7 @@ def largest_plausible(signed: np.ndarray) -> float:
 
 
 def _extrapolated(low: float, high: float, chance: float) -> float:
-    """The size that is exceeded with this probability, from the 50 % and 80 % quantiles of a distribution."""
+    """The size that is exceeded with the given probability, from the 50 % and 80 % quantiles of a distribution."""
     inner, outer = (-math.log1p(-share) for share in _QUANTILES)  # (x / s)^k at the quantiles
     power = math.log(high / low) / math.log(outer / inner)  # 1 / k
     weibull = power * math.log(-math.log(chance) / inner)
@@ -139,14 +140,14 @@ def _middle(numbers: np.ndarray, axes: Sequence[Axis]) -> tuple[np.ndarray, np.n
 
 
 def _median(values: np.ndarray, kept: Sequence[int]) -> np.ndarray:
-    """Medians over all axes but the `kept` ones, of what is known. The number of dimensions stays the same."""
+    """Medians over all axes except the `kept` ones, ignoring NaN. The number of dimensions does not change."""
     rows = np.moveaxis(values, list(kept), range(len(kept)))
     rows = rows.reshape(*(values.shape[axis] for axis in kept), -1)
     return _last_median(rows).reshape([size if axis in kept else 1 for axis, size in enumerate(values.shape)])
 
 
 def _last_median(rows: np.ndarray) -> np.ndarray:
-    """Medians along the last axis, of what is known: faster than ``np.nanmedian``. shape: (*, n) -> (*)"""
+    """Medians along the last axis, ignoring NaN; faster than ``np.nanmedian``. shape: (*, n) -> (*)"""
     ordered = np.sort(rows, axis=-1)  # NaN last
     count = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, rows.shape[-1] - 1)
@@ -155,7 +156,7 @@ def _last_median(rows: np.ndarray) -> np.ndarray:
 
 
 def _neighbours(signed: np.ndarray, cells: np.ndarray, along: Sequence[int]) -> np.ndarray:
-    """The median of the neighbours of some observations, along the axis where it is farthest on their side.
+    """The median of the neighbours of each observation, along the axis where it is farthest on the same side.
 
     :param cells: (Q, d).
     :param along: axes that have neighbours.

@@ -1,6 +1,6 @@
-"""Arrays beside the values, on the same grid: masks, known errors, backgrounds.
+"""Further arrays on the grid of the values: masks, known errors, backgrounds.
 
-Arrays with labels are matched by the names of their dimensions, or by their index; others by the rules of NumPy.
+Arrays with labels are matched by the names of their dimensions or by their index, others by the rules of NumPy.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from gpytorch_gaps.filling.axes.index_grid import is_a
 
 
 def on_shape(values: Any, array: Any, argument: str) -> Any:
-    """An array beside `values`, in their shape: an ndarray, or a dask array if it is one.
+    """An array in the shape of `values`: an ndarray, or a dask array if it is one.
 
     :param argument: the name of the array in messages.
-    :raises ValueError: if it does not fit to the values, or does not have flags or real numbers.
+    :raises ValueError: if it does not fit the values, or does not contain flags or real numbers.
     """
     shape = tuple(values.shape)
     found = _labelled(values, array, argument)
@@ -34,15 +34,15 @@ def on_shape(values: Any, array: Any, argument: str) -> Any:
         return broadcast(found, shape)
     except ValueError:
         raise ValueError(
-            f"{argument}: got an array of the shape {tuple(found.shape)}, expected {shape}, as values has, or a shape "
+            f"{argument}: got an array of the shape {tuple(found.shape)}, expected {shape}, as values, or a shape "
             "that NumPy broadcasts to it"
         ) from None
 
 
 def on_grid(adapter: ArrayAdapter, array: Any, argument: str, absent: float | None = None) -> Any:
-    """An array beside the values of an adapter, in the shape of its grid. Rows of pandas may be in any order there.
+    """An array in the shape of an adapter's grid. Rows of pandas objects may have another order there.
 
-    :param absent: entries of variables for which there is no array, where `array` is a mapping by variable.
+    :param absent: entries for variables without an array, if `array` is a mapping by variable.
     """
     given = adapter.given
     if isinstance(given, Mapping):  # several variables
@@ -65,7 +65,7 @@ def pandas_like(given: Any, array: Any) -> Any:
 
 
 def _labelled(values: Any, array: Any, argument: str) -> Any:
-    """The array with its last dimensions as those of `values`."""
+    """The array, with the labels of its dimensions matched to those of `values`."""
     if is_a(array, "xarray", "DataArray"):
         return _by_dimensions(values, array, argument) if is_a(values, "xarray", "DataArray") else array.data
     if is_a(array, "pandas", "DataFrame") or is_a(array, "pandas", "Series"):
@@ -79,7 +79,7 @@ def _labelled(values: Any, array: Any, argument: str) -> Any:
 
 
 def _by_index(values: Any, array: Any, argument: str) -> np.ndarray:
-    """The numbers of a Series or DataFrame with the index of `values`; a Series may have that of the columns."""
+    """The numbers of a Series or DataFrame with the index of `values`. A Series may have the index of the columns."""
     numbers = array.to_numpy(dtype=np.float64, na_value=np.nan)
     if not (hasattr(values, "index") and hasattr(values, "iloc")):
         return numbers
@@ -93,7 +93,7 @@ def _by_index(values: Any, array: Any, argument: str) -> np.ndarray:
 
 
 def _by_dimensions(values: Any, array: Any, argument: str) -> Any:
-    """The array in the order of the dimensions of `values`, of length one where it has none of them."""
+    """The array with the dimensions of `values`, in their order. Missing dimensions have length one."""
     import xarray
 
     unknown = [str(dim) for dim in array.dims if dim not in values.dims]

@@ -1,4 +1,4 @@
-"""Numbers such as -9999 and 1e20 that stand for a gap, but are not declared as such."""
+"""Numbers such as -9999 and 1e20 that mark gaps but are not declared as such."""
 
 import warnings
 
@@ -11,15 +11,15 @@ _CONVENTIONAL = np.array(
     + [sign * nines for sign in (1, -1) for nines in (99, 99.9, 99.99, 999, 999.9, 999.99, 9999, 9999.9, 99999, 999999)]
     + [-8888, 8888, -7777]
 )
-_ROUNDING = 1e-6  # relative: 1e20 as float32
-_FAR, _VERY_FAR = 1.0, 10.0  # distance to all others, over their range, of a conventional number and of any other
-_OFTEN = 3  # cells that hold a number that is not conventional
-_TOO_LARGE = 1e18  # its square is not a float32
-_MOST = 3  # numbers that are looked for
+_ROUNDING = 1e-6  # relative rounding, for 1e20 in float32
+_FAR, _VERY_FAR = 1.0, 10.0  # distance to all others, over their range, for a conventional number and for any other
+_OFTEN = 3  # smallest number of cells with a number that is not conventional
+_TOO_LARGE = 1e18  # its square overflows in float32
+_MOST = 3  # largest number of marks
 
 
 def find_sentinels(values: np.ndarray) -> list[tuple[float, int]]:
-    """Numbers at an end of the range of `values`, far from all others, and how many cells hold them.
+    """Numbers at an end of the range of `values`, far from all others, and how many cells have them.
 
     >>> import numpy as np
     >>> find_sentinels(np.array([1.0, 2.0, -9999.0, 3.0, -9999.0]))
@@ -61,8 +61,8 @@ def warn_of_sentinels(values: np.ndarray) -> None:
         cells = f"{count:,} cells hold" if count > 1 else "one cell holds"
         message = (
             f"values: {number:.10g} stands out: {cells} it, far from all other values. If it marks gaps, replace it by "
-            f"NaN, or pass gap_value={number:.10g} where a file is opened (--gap-value {number:.10g}); if it is not to "
-            f"be believed, pass untrusted=(values == {number:.10g})."
+            f"NaN, or pass gap_value={number:.10g} where a file is opened (--gap-value {number:.10g}); if it is an "
+            f"error, pass untrusted=(values == {number:.10g})."
         )
         if abs(number) > _TOO_LARGE:
             raise ValueError(message)

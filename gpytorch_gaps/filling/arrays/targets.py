@@ -15,12 +15,12 @@ _SLAB_CELLS = 2**24
 
 
 class Targets:
-    """Flags of the cells that may be filled, read part by part. All other gaps stay gaps.
+    """Flags of the cells that may be filled, read part by part. All other gaps remain gaps.
 
     :param adapter: the array.
-    :param options: for ``where`` and ``max_gap``.
-    :param gaps: flags of the gaps, if they are known. They are read for ``max_gap``, one byte a cell.
-    :raises ValueError: if a mask does not fit to the array, or a length to its axis.
+    :param options: options with ``where`` and ``max_gap``.
+    :param gaps: flags of the gaps, if they are known. ``max_gap`` needs them, one byte per cell.
+    :raises ValueError: if a mask does not fit the array, or a length does not fit its axis.
     """
 
     def __init__(self, adapter: ArrayAdapter, options: Options, gaps: np.ndarray | None = None) -> None:
@@ -50,25 +50,25 @@ class Targets:
         return self.read([np.arange(start, stop), *map(np.arange, self._adapter.shape[1:])])
 
     def count(self) -> tuple[int, int]:
-        """Numbers of the gaps that are filled, and of those that are left, in one pass over the array."""
+        """The number of gaps that are filled, and of gaps that remain, in one pass over the array."""
         filled = left = 0
         for _, gaps, wanted in self.slabs():
             filled, left = filled + int(wanted.sum()), left + int((gaps & ~wanted).sum())
         return filled, left
 
     def slabs(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """The first slice, flags of the gaps and flags of those that are filled, slab by slab."""
+        """Slab by slab: the first slice, flags of the gaps, and flags of the gaps that are filled."""
         for start, part in self._slabs():
             gaps = is_gap(part)
             yield start, gaps, gaps & self.rows(start, start + len(gaps))
 
     def notes(self, num_left: int) -> list[str]:
-        """What the report says about gaps that are left."""
+        """A note for the report on gaps that remain."""
         if not num_left:
             return []
-        reasons = [] if self._where is None else ["outside of where"]
+        reasons = [] if self._where is None else ["outside where"]
         reasons += [f"in runs longer than {limit.name}" for limit in self.limits]
-        return [f"{num_left:,} gaps stay gaps: {', or '.join(reasons)}"]
+        return [f"{num_left:,} gaps are not filled: {', or '.join(reasons)}"]
 
     def _slabs(self) -> Any:
         array, shape = self._adapter.array, self._adapter.shape

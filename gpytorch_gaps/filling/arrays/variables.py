@@ -11,7 +11,7 @@ from gpytorch_gaps.filling.axes.encodings import Labels
 
 
 class VariablesAdapter(ArrayAdapter):
-    """Several DataArrays on one grid as one array, whose first axis has a label for each.
+    """Several DataArrays on one grid as one array. Its first axis has one label per DataArray.
 
     Results are dictionaries of DataArrays.
 

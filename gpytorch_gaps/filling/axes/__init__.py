@@ -1,1 +1,1 @@
-"""What the dimensions of an array mean, and the coordinates that kernels receive."""
+"""The interpretation of the dimensions of an array, and the coordinates that kernels receive."""

@@ -1,4 +1,4 @@
-"""The meaning of the dimensions of an array, and the coordinates that the kernel of each dimension receives.
+"""The interpretation of a dimension of an array, and the coordinates that its kernel receives.
 
 | kind | what it is | coordinates (p: the period) |
 |---|---|---|
@@ -24,12 +24,12 @@ DAY = 1.0
 """Length of a day, in days."""
 
 Axes = Sequence[Any] | Mapping[str, Any] | None
-"""Coordinates of each dimension, with their names or without; None for those of the values."""
+"""Coordinates of each dimension, with or without names; None for those of the values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One dimension: its `name`, its `kind` as in the table above, and `points` (m, d), the inputs of its kernel."""
+    """One dimension: its `name`, its `kind` from the table above, and `points` (m, d), the inputs of its kernel."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class Axis:
     year: float = YEAR
     """Mean length of a year in the calendar of an axis of times, in days."""
     encoding: Callable[[str, np.ndarray], np.ndarray] = Numbers()  # noqa: RUF009  a frozen dataclass itself
-    """The function from coordinates of the user's to points."""
+    """The function from the user's coordinates to points."""
     coordinates: np.ndarray | None = None
     """The coordinates that the user gave, None where there are none."""
     note: str = ""

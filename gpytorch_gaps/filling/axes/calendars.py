@@ -1,7 +1,7 @@
 """Times of any calendar as days since the first, with the mean length of a year in that calendar.
 
-The calendar of a climate model may have 360 days a year. A yearly cycle with a period of 365.2425 days drifts out of
-phase with its data within decades.
+The calendar of a climate model may have 360 days per year. A yearly cycle with a period of 365.2425 days would
+drift out of phase with its data within decades.
 """
 
 import re
@@ -45,7 +45,7 @@ Times = tuple[np.ndarray, float]
 
 
 def dates(name: str, array: np.ndarray, first: np.ndarray | None = None) -> Times | None:
-    """Days of datetime64, timedelta64, or dates of Python or cftime; None for anything else.
+    """Days from datetime64, timedelta64, or dates of Python or cftime; None for anything else.
 
     :param first: the date from which days are counted, in an array of one entry. Default: that of `array`.
     """
@@ -67,7 +67,7 @@ def is_encoded(unit: str) -> bool:
 
 
 def compact_dates(name: str, numbers: np.ndarray) -> np.ndarray | None:
-    """Dates of integers such as 20200403; 202004 if the name says that they are times. None for anything else."""
+    """Dates from integers such as 20200403, or 202004 if the name is that of a time; None for anything else."""
     digits = 6 if name.strip().lower() in _TIME_NAMES and numbers.max() < 1e6 else 8
     if (numbers != numbers.round()).any() or numbers.min() < 1500 * 10 ** (digits - 4):
         return None
@@ -81,7 +81,7 @@ def compact_dates(name: str, numbers: np.ndarray) -> np.ndarray | None:
 
 
 def encoded_dates(numbers: np.ndarray, unit: str, calendar: str, first: float) -> Times | None:
-    """Days of numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars.
+    """Days from numbers in CF units, such as "hours since 1850-01-01"; None for other units and calendars.
 
     :param first: the number from which days are counted.
     """

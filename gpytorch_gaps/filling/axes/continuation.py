@@ -1,4 +1,4 @@
-"""The coordinates that come next on a regular axis: numbers, times of any calendar, and indices with a frequency."""
+"""The next coordinates of a regular axis: numbers, times of any calendar, and indices with a frequency."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from gpytorch_gaps.filling.axes.index_grid import is_a
 
-_SAME_STEP = 1e-3  # relative difference of steps that may be rounding
-_MIN_INFERRED = 3  # times from which a frequency can be inferred
+_SAME_STEP = 1e-3  # a smaller relative difference of steps may be rounding
+_MIN_INFERRED = 3  # smallest number of times from which a frequency can be inferred
 
 
 def continued(name: str, index: Any, size: int, steps: int) -> Any:
@@ -15,8 +15,8 @@ def continued(name: str, index: Any, size: int, steps: int) -> Any:
 
     :param name: the name of the axis, for errors.
     :param index: its coordinates: an array, or a pandas index; None for 0, 1, ..
-    :param size: how many it has.
-    :param steps: how many to add.
+    :param size: number of coordinates.
+    :param steps: number of coordinates to add.
     :return: an array, or an index of the same kind.
     :raises ValueError: if the coordinates are not regular.
 
@@ -32,8 +32,8 @@ def continued(name: str, index: Any, size: int, steps: int) -> Any:
     step = _step(array) if array.ndim == 1 else None
     if step is None:
         raise ValueError(
-            f"{name}: got irregular coordinates, which have no next one; pass those that you want to result.at(...), "
-            "or fill an array on regular coordinates, with gaps where nothing was observed"
+            f"{name}: got irregular coordinates, which do not determine the next one, expected regular ones. Try: pass "
+            "coordinates to result.at(...), or fill an array on regular coordinates, with gaps"
         )
     if array.dtype.kind == "O":  # dates of Python or cftime
         further = np.empty(steps, dtype=object)
@@ -43,7 +43,7 @@ def continued(name: str, index: Any, size: int, steps: int) -> Any:
 
 
 def _by_frequency(index: Any, steps: int) -> Any:
-    """The continuation of times with a frequency, such as months, which differ in length; None if there is none."""
+    """The continuation of times with a frequency, such as months; None if there is no frequency."""
     if is_a(index, "pandas", "PeriodIndex"):
         import pandas
 
@@ -69,7 +69,7 @@ def _by_frequency(index: Any, steps: int) -> Any:
 
 
 def _is_of_dates(index: Any) -> bool:
-    """Whether these are dates whose frequency pandas can tell, if they have no constant step."""
+    """Whether these are dates for which pandas may infer a frequency."""
     if not isinstance(index, np.ndarray) or index.dtype.kind != "M" or _step(index) is not None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Coordinates of the user's for the points of an axis, the inverse of :meth:`Axis.encode`."""
+"""The user's coordinates for the points of an axis: the inverse of :meth:`Axis.encode`."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,9 +24,9 @@ def broadcastable(axes: Sequence[Axis]) -> list[np.ndarray]:
 
 
 def decoded(axis: Axis, points: np.ndarray) -> np.ndarray:
-    """The coordinates of points (Q, d'), shape (Q,) or (d, Q): those of the axis, or what lies between and beyond them.
+    """The coordinates of points (Q, d'), which may lie between or outside those of the axis. shape: (Q,) or (d, Q)
 
-    :raises ValueError: if there is nothing between the coordinates of the axis, as between labels.
+    :raises ValueError: if the axis has no coordinates between its points. Labels have none.
     """
     known = _coordinates(axis)
     place = first_equal_row(torch.from_numpy(axis.points), torch.from_numpy(points)).numpy()
@@ -53,7 +53,7 @@ def _between(axis: Axis, known: np.ndarray, points: np.ndarray) -> Any:
         start = float(np.min(known))
         return start + (turns * period - start) % period
     if axis.kind == "label" or not isinstance(axis.encoding, Numbers | Degrees):
-        raise ValueError(f"mean: {axis.name} has no coordinates between its {axis.size}; expected points of the axis")
+        raise ValueError(f"mean: got a point off {axis.name}, which has only its {axis.size} points; expected these")
     return points if known.ndim > 1 else points[:, 0]
 
 

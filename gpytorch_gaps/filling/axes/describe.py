@@ -1,4 +1,4 @@
-"""Describes dimensions: what coordinates, CF attributes and names say that each of them is."""
+"""Describes dimensions: the kind of each follows from its coordinates, CF attributes and name."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from gpytorch_gaps.filling.axes.encodings import (
 )
 from gpytorch_gaps.filling.axes.meaning import is_id, meaning
 
-_MAX_LABELS = 4  # a length-scale cannot be learned from so few positions without coordinates,
-_MIN_CELLS_PER_LABEL = 30  # but a free covariance can, if each position has so many cells
+_MAX_LABELS = 4  # so few positions without coordinates do not determine a length-scale,
+_MIN_CELLS_PER_LABEL = 30  # but they determine a free covariance, if each has so many cells
 _PERIODS = {"month": 12.0, "hour": 24.0, "dayofyear": YEAR, "day_of_year": YEAR, "doy": YEAR}  # of periodic axes
 _SERIES = (["time", "position"], ["position", "time"])  # kinds of axes of what may be a table of series
 _YEARS = (1500, 2200)  # integers in this range are years
@@ -37,12 +37,12 @@ def describe_axes(
     """One :class:`Axis` per dimension.
 
     :param shape: sizes of the dimensions.
-    :param axes: coordinates of each dimension, None where there are none; or a mapping from names to these. Names and
-        CF attributes of coordinates of xarray and pandas are used.
+    :param axes: coordinates of each dimension, or None; or a mapping from names to these. Names and CF attributes of
+        xarray and pandas coordinates are used.
     :param names: names of the dimensions.
     :param attributes: CF attributes of the coordinates, such as their units.
     :return: one description per dimension.
-    :raises ValueError: if coordinates are not finite, not distinct, or not as many as the dimension is long.
+    :raises ValueError: if coordinates are not finite or not distinct, or if their number is not that of the dimension.
     """
     if isinstance(axes, Mapping):
         names, axes = list(map(str, axes)), list(axes.values())
@@ -74,7 +74,7 @@ def _describe(name: str, size: int, cells_each: int, coordinates: Any, attribute
         array = as_dates(name, as_array(name, coordinates))
         if len(array) != size:
             raise ValueError(
-                f"{name}: got {len(array)} coordinates, expected {size}, as values has along this dimension"
+                f"{name}: got {len(array)} coordinates, expected {size}, the size of this dimension of values"
             )
         return replace(_describe_known(name, array, cells_each, coordinates, attributes), coordinates=array)
     few = 1 < size <= _MAX_LABELS and cells_each >= _MIN_CELLS_PER_LABEL
@@ -112,7 +112,7 @@ def _numeric(name: str, array: np.ndarray, cells_each: int, attributes: Mapping[
     if times is not None:
         return _times(name, EncodedDates(first, unit or name, calendar), *times)
     if is_encoded(unit or name):
-        return replace(axis, note=f"{name}: no cycles are looked for, as the calendar {calendar!r} is not known")
+        return replace(axis, note=f"{name}: no search for cycles, because the calendar {calendar!r} is not known")
     known = meaning(name, attributes)
     if known == "latitude" and points.min() >= -90.01 and points.max() <= 90.01:
         return replace(axis, kind="latitude", unit="degrees")
@@ -121,7 +121,7 @@ def _numeric(name: str, array: np.ndarray, cells_each: int, attributes: Mapping[
         start = float(points.min() + points.max()) / 2 - 180
         open_ended = replace(axis, kind="longitude", unit="degrees", encoding=Degrees(start))
         return _circle(axis, 360.0) if around else open_ended
-    # by name, not by unit: a lead time of 18 hours is not periodic
+    # decide by name, not by unit: a lead time of 18 hours is not periodic
     words = (name.strip().lower(), str(attributes.get("standard_name", "")).strip().lower())
     period = next((_PERIODS[word] for word in words if word in _PERIODS), None)
     if period is not None and 0.5 * period < axis.extent <= period + 1 and axis.size > 2:
@@ -130,7 +130,7 @@ def _numeric(name: str, array: np.ndarray, cells_each: int, attributes: Mapping[
 
 
 def _numbers_or_identifiers(axis: Axis, array: np.ndarray, known: str | None, cells_each: int) -> Axis:
-    """Integers that identify something are labels; a note says so where that is not certain."""
+    """Integers that identify something are labels. If this is not certain, the axis gets a note."""
     values = axis.points[:, 0]
     steps = np.diff(np.sort(values))
     integral = bool((values == values.round()).all()) and values.min() >= 0
@@ -151,12 +151,12 @@ def _times(name: str, encoding: Dates | EncodedDates, days: np.ndarray, year: fl
 
 
 def _check_labels(name: str, array: np.ndarray) -> None:
-    """Refuses missing and repeated labels, tuples, and dates of several calendars."""
+    """Checks that labels are present and distinct, and not tuples or dates of several calendars."""
     for at, entry in enumerate(array):
         if isinstance(entry, tuple):
             raise ValueError(
-                f"{name}: entry {at} is {entry}, of several levels; expected numbers, times or labels. Unstack it, so "
-                "each level is a dimension"
+                f"{name}: entry {at} is {entry}, with several levels; expected numbers, times or labels. Try: unstack "
+                "it, so that each level is a dimension"
             )
         missing = not isinstance(entry, str) and str(entry) in ("nan", "NaT", "None", "<NA>")
         if missing or is_date(entry):

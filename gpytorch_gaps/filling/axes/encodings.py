@@ -1,7 +1,7 @@
-"""How the coordinates that a user has become the points that the kernel of an axis receives.
+"""Encodings: functions from the user's coordinates to the points that the kernel of an axis receives.
 
-Coordinates of an axis and further coordinates, such as those of a forecast, are encoded by the same object. An encoding
-maps an array of coordinates (m,) or (m, d) to points (m, d'). See the table of :mod:`gpytorch_gaps.filling.axes.axis`.
+The same object encodes the coordinates of an axis and further ones, such as those of a forecast. It maps an array of
+coordinates (m,) or (m, d) to points (m, d'). See the table in :mod:`gpytorch_gaps.filling.axes.axis`.
 """
 
 import difflib
@@ -21,7 +21,7 @@ _PARTS_OF_A_DATE = ("year", "month", "day", "hour", "minute", "second", "microse
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers as they are, in one or several columns."""
+    """Unchanged numbers, in one or several columns."""
 
     columns: int = 1
 
@@ -31,7 +31,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Degrees:
-    """Degrees of longitude; those outside of an interval of 360 degrees are moved into it."""
+    """Degrees of longitude, moved into an interval of 360 degrees."""
 
     start: float
 
@@ -43,7 +43,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Circle:
-    """Points on a circle with arc lengths equal to differences of coordinates, so both sides of the seam are close."""
+    """Points on a circle. Arc lengths are differences of coordinates, so that both sides of the seam are close."""
 
     period: float
 
@@ -57,7 +57,7 @@ class Dates:
     """Days since a date or duration, of any calendar.
 
     :param first: that date, in an array of one entry.
-    :param zone: the time zone of dates without one, None if dates have no zones.
+    :param zone: the time zone of dates without one; None if dates have no zones.
     """
 
     first: np.ndarray
@@ -73,7 +73,7 @@ class Dates:
                 texts = array if is_text else array.astype("datetime64[us]").astype(str)
                 array = np.array([_same_calendar(self.first[0], str(text)) for text in texts])
             found = dates(name, array, self.first)
-        except (TypeError, ValueError):  # no date, or one of another calendar, which cannot be subtracted
+        except (TypeError, ValueError):  # not a date, or a date of another calendar
             found = None
         if found is None:
             raise ValueError(f"{name}: got {array.flat[0]!s}, expected times of the same kind as {self.first[0]!s}")
@@ -122,9 +122,9 @@ def _is_text(array: np.ndarray) -> bool:
 
 
 def as_dates(name: str, array: np.ndarray) -> np.ndarray:
-    """Texts and digits that are dates as such; other arrays as they are.
+    """Converts texts and digits that are dates to dates. Other arrays are returned unchanged.
 
-    :raises ValueError: if the day and the month of a date may be either way round.
+    :raises ValueError: if the order of day and month is ambiguous.
     """
     if not len(array) or array.ndim != 1:
         return array
@@ -136,7 +136,7 @@ def as_dates(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _numbers(name: str, array: np.ndarray, columns: int) -> np.ndarray:
-    """Finite numbers in so many columns. shape: (m, columns)"""
+    """Finite numbers in the given number of columns. shape: (m, columns)"""
     if array.dtype.kind not in "iufb" or array.shape[1:] not in (() if columns == 1 else (columns,), (columns,)):
         shape = "(m,)" if columns == 1 else f"(m, {columns})"
         raise ValueError(f"{name}: got {array.dtype} of shape {array.shape}, expected numbers of shape {shape}")
@@ -170,7 +170,7 @@ def as_array(name: str, coordinates: Any, zone: Any = None) -> np.ndarray:
 
 
 def _in_zone(dates: Any, zone: Any) -> Any:
-    """A pandas index of dates, in `zone` where they have none."""
+    """A pandas index of dates. Dates without a zone are in `zone`."""
     import pandas
 
     index = pandas.DatetimeIndex(dates)

@@ -1,7 +1,7 @@
 """Whether the x and y of a raster are degrees or lengths, from the description of its coordinate reference system.
 
-CF and rioxarray keep the description in a variable without dimensions, which the attribute ``grid_mapping`` of a field
-names: ``crs_wkt``, a text such as ``PROJCS["WGS 84 / UTM zone 30N", ...`` or ``GEOGCS["WGS 84", ...``.
+CF and rioxarray store the description in a variable without dimensions. The attribute ``grid_mapping`` of a field is
+its name. Its ``crs_wkt`` is a text such as ``PROJCS["WGS 84 / UTM zone 30N", ...`` or ``GEOGCS["WGS 84", ...``.
 """
 
 import re
@@ -10,12 +10,12 @@ from typing import Any
 
 _PROJECTED = re.compile(r"\bPROJ(CS|CRS|ECTEDCRS)\s*[\[(]", re.IGNORECASE)
 _GEOGRAPHIC = re.compile(r"\b(GEOGCS|GEOGCRS|GEOGRAPHICCRS|GEODCRS|GEODETICCRS)\s*[\[(]", re.IGNORECASE)
-_NAMES = ("spatial_ref", "crs", "projection", "grid_mapping")  # of variables that describe the system
+_NAMES = ("spatial_ref", "crs", "projection", "grid_mapping")  # names of variables that describe the system
 _DEGREES = {"x": {"standard_name": "longitude"}, "y": {"standard_name": "latitude"}}
 
 
 def is_geographic(description: Mapping[str, Any]) -> bool | None:
-    """Whether coordinates are degrees, from the attributes of a grid mapping; None if they do not say so.
+    """Whether coordinates are degrees, from the attributes of a grid mapping; None if it is not clear.
 
     >>> is_geographic({"crs_wkt": 'PROJCS["UTM", GEOGCS["WGS 84"]]'}), is_geographic({"crs_wkt": 'GEOGCS["WGS 84"]'})
     (False, True)
@@ -30,7 +30,7 @@ def is_geographic(description: Mapping[str, Any]) -> bool | None:
 
 
 def grid_mapping(field: Any, dataset: Any = None) -> dict[str, Any]:
-    """Attributes of the grid mapping of a DataArray: of a coordinate of its own, or of a variable of its Dataset."""
+    """Attributes of the grid mapping of a DataArray, from one of its coordinates or a variable of its Dataset."""
     named = field.attrs.get("grid_mapping", field.encoding.get("grid_mapping"))
     for name in (named, *_NAMES):
         for holder in (field.coords, {} if dataset is None else dataset.variables):
@@ -40,5 +40,5 @@ def grid_mapping(field: Any, dataset: Any = None) -> dict[str, Any]:
 
 
 def of_raster(name: str, attributes: Mapping[str, Any], geographic: bool | None) -> Mapping[str, Any]:
-    """The attributes of x or y, which are longitude or latitude if the reference system has degrees."""
+    """The attributes of x or y, or those of longitude or latitude if the reference system has degrees."""
     return {**_DEGREES[name.lower()], **attributes} if geographic and name.lower() in _DEGREES else attributes

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-_MAX_CELLS_PER_ROW = 50  # an index with more cells than this for each row is hardly meant as a grid
+_MAX_CELLS_PER_ROW = 50  # an index with more cells per row is probably not a grid
 
 
 def is_a(values: Any, library: str, name: str) -> bool:
-    """Whether `values` is an instance of a class of an optional library, which is not imported for the question."""
+    """Whether `values` is an instance of a class of an optional library. The library is not imported."""
     module = sys.modules.get(library)
     return module is not None and isinstance(values, getattr(module, name))
 
@@ -18,8 +18,8 @@ def is_a(values: Any, library: str, name: str) -> bool:
 class IndexGrid:
     """The rows of a pandas index as cells of a grid, with one axis per level of the index.
 
-    `coordinates` and `names` have one entry per level, `cells` has the flat cell of each row. Combinations of levels
-    without a row are cells of the grid as well: gaps, which are not returned.
+    `coordinates` and `names` have one entry per level. `cells` are the flat cells of the rows. Combinations of levels
+    without a row are gaps of the grid, which are not returned.
 
     :param index: a pandas Index or MultiIndex.
     :param default: the name of a level that has none.
@@ -54,8 +54,8 @@ class IndexGrid:
         if self.size > _MAX_CELLS_PER_ROW * len(index):
             raise ValueError(
                 f"{', '.join(self.names)}: got {len(index):,} rows for {' x '.join(map(str, self.shape))} cells, "
-                "expected most of a grid; drop levels that are functions of others, and round coordinates that should "
-                "be equal"
+                "expected most cells of a grid. Try: drop levels that are functions of others, and round coordinates "
+                "that should be equal"
             )
         self.coordinates = [None if _is_count(level) else level for level in index.levels]
         self.cells = np.ravel_multi_index(codes, self.shape)
@@ -66,9 +66,9 @@ class IndexGrid:
 
 
 def unstacked(values: Any) -> tuple[np.ndarray, list[IndexGrid]]:
-    """The numbers of a Series or DataFrame with one dimension per level of its indexes, and these.
+    """The numbers of a Series or DataFrame, with one dimension per level of its indexes, and the grids of its indexes.
 
-    Values are NaN where there is no row or column.
+    Values without a row or column are NaN.
     """
     grids = [IndexGrid(index, default) for index, default in zip(values.axes, ("rows", "columns"), strict=False)]
     array = np.full([grid.size for grid in grids], np.nan)
@@ -77,5 +77,5 @@ def unstacked(values: Any) -> tuple[np.ndarray, list[IndexGrid]]:
 
 
 def _is_count(index: Any) -> bool:
-    """Whether the labels are 0, 1, .., which pandas gives to a table without labels."""
+    """Whether the labels are 0, 1, .., the default of pandas."""
     return is_a(index, "pandas", "RangeIndex") and (index.start, index.step) == (0, 1)

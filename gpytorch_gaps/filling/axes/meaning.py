@@ -1,14 +1,14 @@
-"""What CF attributes, and otherwise names, say that a coordinate is.
+"""The quantity of a coordinate, from its CF attributes or its name.
 
-A standard name counts most, then the unit, then the attribute ``axis``, then the name of the dimension. A name counts
-only if nothing else says something: ``lat`` in metres is no latitude.
+A standard name has priority over the unit, the unit over the attribute ``axis``, and this over the name of the
+dimension. The name is only used if there is nothing else: ``lat`` in metres is not a latitude.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-_ANGLES = ("", "degree", "degrees", "deg", "°")  # units that leave open which angle it is
+_ANGLES = ("", "degree", "degrees", "deg", "°")  # units that do not determine which angle it is
 _BY_STANDARD_NAME = {
     **dict.fromkeys(("latitude", "gridlatitude"), "latitude"),
     **dict.fromkeys(("longitude", "gridlongitude"), "longitude"),
@@ -64,10 +64,10 @@ def meaning(name: str, attributes: Mapping[str, Any]) -> str | None:
 
 
 def is_id(name: str) -> bool:
-    """Whether a name says that its numbers identify something, such as ``row_id``."""
+    """Whether a name is that of identifiers, such as ``row_id``."""
     return _ID.fullmatch(name.strip()) is not None
 
 
 def _word(text: Any) -> str:
-    """A word without spaces, underscores and capitals."""
+    """The text in lower case, without spaces and underscores."""
     return re.sub(r"[\s_\-.]+", "", str(text).lower())

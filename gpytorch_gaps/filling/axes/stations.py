@@ -1,11 +1,11 @@
 """The positions of stations, from auxiliary coordinates such as ``lat(station)``, ``lon(station)``, ``elev(station)``.
 
-Stations are points of a sphere. Their coordinates are those of the frame at the middle of all stations,
+Stations are points on a sphere. Their coordinates are those of the frame at the middle of all stations,
 
     east, north, up = (180 / pi) R (cos(lat) cos(lon), cos(lat) sin(lon), sin(lat)),
 
-so that distances are chords in degrees of latitude: a degree of longitude counts cos(lat). Where stations lie within a
-small part of the sphere, `up` hardly differs between them and is left out. An elevation is a column of its own, with
+so that distances are chords in degrees of latitude, and a degree of longitude has the length cos(lat). If the stations
+lie within a small part of the sphere, `up` is almost constant and is left out. An elevation is a separate column, with
 its own length-scale.
 """
 
@@ -20,15 +20,15 @@ from gpytorch_gaps.filling.axes.calendars import is_date
 from gpytorch_gaps.filling.axes.encodings import Numbers
 from gpytorch_gaps.filling.axes.meaning import meaning
 
-_FLAT = 0.02  # range of `up`, as a share of the extent, below which a region is taken for a plane
+_FLAT = 0.02  # if the range of `up`, relative to the extent, is smaller, the region is treated as a plane
 
 
 @dataclass(frozen=True, eq=False)
 class LocalFrame:
-    """Latitudes and longitudes, and maybe elevations, as points of the frame at the middle of some stations.
+    """Latitudes and longitudes, and optionally elevations, as points in the frame at the middle of some stations.
 
     :param frame: unit vectors to the east, to the north and upwards. shape: (3, 3)
-    :param columns: how many of them are used: 2, or 3 in a large region.
+    :param columns: number of vectors that are used: 2, or 3 in a large region.
     """
 
     frame: np.ndarray
@@ -61,7 +61,7 @@ def station_axis(field: Any, dim: Any) -> Axis | str:
 
     :param field: the DataArray.
     :param dim: the dimension.
-    :return: the axis; or a text, which says why positions are not used, and is empty if there are none.
+    :return: the axis; or a text with the reason why positions are not used, empty if there are no positions.
     """
     used = _positions(field, dim)
     if not used:
@@ -99,7 +99,7 @@ def _positions(field: Any, dim: Any) -> list[Any]:
 
 
 def _are_names(field: Any, dim: Any) -> bool:
-    """Whether the coordinates of a dimension only name its entries: those of a ship's track are times."""
+    """Whether the coordinates of a dimension are only names of its entries. Those of a ship's track are times."""
     if dim not in field.indexes:
         return True
     own = field.coords[dim]

@@ -1,4 +1,4 @@
-"""The axes of a DataArray: coordinates, or positions of stations, with what CF attributes and its raster say."""
+"""The axes of a DataArray: coordinates, or positions of stations, interpreted by CF attributes and its raster."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ def axes_of(field: Any, axes: Axes = None, dataset: Any = None) -> list[Axis]:
 
     :param field: the DataArray.
     :param axes: coordinates to use instead of its own.
-    :param dataset: the Dataset that it comes from, which may hold its grid mapping.
+    :param dataset: the Dataset that it comes from, which may contain its grid mapping.
     """
     names = [str(dim) for dim in field.dims]
     known = [field.coords[dim] if dim in field.indexes else None for dim in field.dims]
@@ -41,6 +41,6 @@ def axes_of(field: Any, axes: Axes = None, dataset: Any = None) -> list[Axis]:
 
 
 def _auxiliary(field: Any, dim: Any) -> Any:
-    """Times or names along a dimension without coordinates of its own, None if there are none."""
+    """Times or names along a dimension without coordinates, from auxiliary coordinates; None if there are none."""
     times = [one for one in field.coords.values() if one.dims == (dim,) and one.dtype.kind == "M"]
     return times[0].values if len(times) == 1 else of_labels(field, dim)

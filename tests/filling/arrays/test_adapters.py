@@ -192,7 +192,7 @@ def test_levels_that_make_no_grid_are_refused(index, message):
 
 def test_a_stacked_dimension_is_refused():
     data = xr.DataArray(GAPPY, {"t": DATES, "x": np.arange(5.0)}, ("t", "x")).stack(z=("t", "x"))
-    with pytest.raises(ValueError, match=r"z: entry 0 is .* Unstack it"):
+    with pytest.raises(ValueError, match=r"z: entry 0 is .* Try: unstack it"):
         adapt(data)
 
 

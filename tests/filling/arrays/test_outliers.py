@@ -91,7 +91,7 @@ def test_gross_errors_do_not_move_what_is_filled():
     assert np.array_equal(result.mean[~hole], wild_values[~hole])  # what was observed stays, believed or not
     assert np.isnan(result.std[wild]).all()
     assert (result.std[~hole & ~wild] == 0).all()
-    assert any(note.startswith(f"{wild.sum()} wild values not believed") for note in result.report.notes)
+    assert any(note.startswith(f"{wild.sum()} wild values not used") for note in result.report.notes)
 
 
 def test_without_wild_values_nothing_changes():
@@ -134,7 +134,7 @@ def test_every_variable_of_a_dataset_has_its_own_wild_values():
         )
         assert {name: report.num_distrusted for name, report in result.report.items()} == {"a": 0, "b": 1}
         assert bool(result.distrusted["b"][2, 2])
-        assert "1 wild value not believed: 1e+06 at x 0.0869565, y 0.0869565" in " ".join(result.report["b"].notes)
+        assert "1 wild value not used: 1e+06 at x 0.0869565, y 0.0869565" in " ".join(result.report["b"].notes)
 
 
 def test_other_words_than_auto_are_refused():

@@ -59,7 +59,7 @@ def test_only_gaps_inside_of_the_mask_are_filled(kind, mask):
     np.testing.assert_array_equal(mean[~np.isnan(SEEN)], SEEN[~np.isnan(SEEN)])
     np.testing.assert_array_equal(np.asarray(result.gaps), CLOUD)
     assert (result.report.num_gaps, result.report.num_left) == (CLOUD.sum(), LAND.sum())
-    assert f"{LAND.sum()} gaps stay gaps: outside of where" in result.report.notes
+    assert f"{LAND.sum()} gaps are not filled: outside where" in result.report.notes
     if result.std is not None:
         std = np.ma.getdata(result.std) if np.ma.isMaskedArray(result.std) else np.asarray(result.std)
         np.testing.assert_array_equal(np.isnan(std), LAND)
@@ -112,7 +112,7 @@ def test_no_gap_inside_of_the_mask_leaves_everything():
     result = fill(SEEN, where=~np.isnan(SEEN))
     np.testing.assert_array_equal(result.mean, SEEN)
     assert result.report.num_gaps == 0
-    assert "is it the other way round?" in result.report.notes[1]
+    assert "is it inverted?" in result.report.notes[1]
     assert "nothing was done" in result.report.notes[-1]
 
 

@@ -139,7 +139,7 @@ def test_months_and_years_since_a_date(unit, step):
 
 def test_an_unknown_calendar_is_named():
     described = axis_of(np.arange(30), "time", units="days since 1960-01-01", calendar="martian")
-    assert "no cycles are looked for, as the calendar 'martian' is not known" in described.note
+    assert "no search for cycles, because the calendar 'martian' is not known" in described.note
 
 
 # -- stations ----------------------------------------------------------------------------------------------------------

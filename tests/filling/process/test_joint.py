@@ -128,7 +128,7 @@ def test_variables_on_other_grids_or_without_variation_are_filled_by_themselves(
     assert found.model["sst"] is found.model["chl"]
     assert found.model["series"] is not found.model["sst"]
     for name in ("series", "flat"):
-        assert found.report[name].notes[-1] == "filled by itself: no other variable could be filled with it"
+        assert found.report[name].notes[-1] == "filled separately: no other variable could be filled with it"
     models = data[["sst", "chl", "series"]].gaps.model(check=False, **options, **QUICK)
     assert models["sst"] is models["chl"]
     assert len(models["sst"].train_targets) == int(data["sst"].count() + data["chl"].count())
