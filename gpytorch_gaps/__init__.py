@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what `__getattr__` below finds, for type checkers and edito
     from gpytorch_gaps.solvers.warm_start import WarmStart
     from gpytorch_gaps.training.fit import fit
     from gpytorch_gaps.training.history import FitError, History
+    from gpytorch_gaps.training.uncertainty import HyperparameterUncertainty
 
     __version__: str
 
@@ -61,6 +62,7 @@ __all__ = [
     "GappyGridKernel",
     "GappyGridLikelihood",
     "History",
+    "HyperparameterUncertainty",
     "LaplaceGP",
     "LaplaceMarginalLogLikelihood",
     "LearnedKernels",
@@ -109,6 +111,7 @@ _HOMES = {
     "GappyGridKernel": "kernels",
     "GappyGridLikelihood": "likelihoods",
     "History": "training.history",
+    "HyperparameterUncertainty": "training.uncertainty",
     "LaplaceGP": "laplace",
     "LaplaceMarginalLogLikelihood": "laplace",
     "LearnedKernels": "reconstruction.learned",

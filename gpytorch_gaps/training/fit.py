@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch.optim import Adam, Optimizer
 from tqdm import tqdm
@@ -18,11 +18,14 @@ from gpytorch_gaps.distributed.communicator import communicator_for
 from gpytorch_gaps.laplace import LaplaceGP, LaplaceMarginalLogLikelihood
 from gpytorch_gaps.solvers.warm_start import WarmStart
 from gpytorch_gaps.training.checkpoint import Checkpoint, problem_of
+from gpytorch_gaps.training.curvature import measure
 from gpytorch_gaps.training.finish import Plateau
 from gpytorch_gaps.training.history import FitError, History
 from gpytorch_gaps.training.run import TrainingRun
 from gpytorch_gaps.utils.checks import check_integer, check_number
 from gpytorch_gaps.utils.files import digest
+
+_MOST_WITH_UNCERTAINTY = 100  # parameters: each takes three evaluations of the gradient, and two predictions
 
 
 def fit(
@@ -39,6 +42,7 @@ def fit(
     mll: MarginalLogLikelihood | None = None,
     warm_start: bool | WarmStart = False,
     group: Any = None,
+    uncertainty: bool = False,
 ) -> History:
     """Maximizes the marginal log likelihood of `model` over its parameters that require a gradient.
 
@@ -72,6 +76,9 @@ def fit(
         :func:`gpytorch_gaps.distributed.process_group`. Its members make the same call with the same model and data,
         and share the solves of every step. All start from the parameters and the random state of the first process, and
         end with the same parameters. Exact log-determinants are not shared. The first process writes the checkpoint.
+    :param uncertainty: whether to measure how well the data determine the hyperparameters, with three more evaluations
+        of the gradient for each. ``history.uncertainty`` then has their covariance and standard errors, and predicts
+        with error bars that include them: :class:`HyperparameterUncertainty`.
     :return: the record of all steps.
     :raises FitError: if the loss, a gradient or a parameter is no longer finite. The model then has its last parameters
         with a finite loss.
@@ -95,10 +102,12 @@ def fit(
 
     def prepare() -> tuple[_Options, TrainingRun]:
         path = None if checkpoint is None else Path(checkpoint)
-        options = _Options(steps, path, checkpoint_every, patience, min_improvement)
+        options = _Options(steps, path, checkpoint_every, patience, min_improvement, uncertainty)
         check_number("fit: lr", lr, above=0)
         objective = _checked_mll(model, mll)
         memory = _checked_warm_start(warm_start)
+        if uncertainty:
+            _check_uncertainty(model, objective)
         return options, TrainingRun(model, objective, _checked_optimizer(model, optimizer, lr), memory, comm)
 
     options, run = comm.run_on_all("checking its arguments", prepare)
@@ -118,6 +127,7 @@ class _Options:
     checkpoint_every: int
     patience: int | None
     min_improvement: float
+    uncertainty: bool
 
     def __post_init__(self) -> None:
         check_integer("fit: steps", self.steps, at_least=0)
@@ -125,6 +135,8 @@ class _Options:
         if self.patience is not None:
             check_integer("fit: patience", self.patience, at_least=1, hint=" or None")
         check_number("fit: min_improvement", self.min_improvement, at_least=0)
+        if not isinstance(self.uncertainty, bool):
+            raise _error("uncertainty", repr(self.uncertainty), "True or False")
 
     def described(self) -> dict[str, str]:
         return {name: str(value) for name, value in asdict(self).items()}
@@ -150,6 +162,8 @@ def _train(run: TrainingRun, options: _Options, progress: bool) -> History:
         run.history.stopped = stopped
         if file is not None:
             file.save()
+        if options.uncertainty:
+            run.history.uncertainty = measure(run)
     except FitError:
         run.fall_back(file)
         raise
@@ -242,6 +256,15 @@ def _checked_warm_start(given: bool | WarmStart) -> WarmStart | None:
     if not isinstance(given, bool | WarmStart):
         raise _error("warm_start", repr(given), "True, False or a WarmStart")
     return WarmStart() if given is True else given or None
+
+
+def _check_uncertainty(model: ExactGP, mll: MarginalLogLikelihood) -> None:
+    if isinstance(mll, LeaveOneOutPseudoLikelihood):
+        raise _error("uncertainty", "True with a LeaveOneOutPseudoLikelihood", "a marginal likelihood, or False")
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if count > _MOST_WITH_UNCERTAINTY:
+        came = f"True with {count} parameters"
+        raise _error("uncertainty", came, f"at most {_MOST_WITH_UNCERTAINTY} that require a gradient, or False")
 
 
 def _error(argument: str, came: str, expected: str) -> ValueError:

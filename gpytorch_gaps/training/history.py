@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpytorch_gaps.reports import SolveRecord
+from gpytorch_gaps.training.uncertainty import HyperparameterUncertainty
 from gpytorch_gaps.utils.progress import format_bytes
 
 
@@ -52,6 +53,9 @@ class History:
     ``"plateau"``: the loss stopped decreasing, but convergence could not be checked, because the loss is not a
     deterministic function of the parameters (dropout), or because a last step failed.
     """
+
+    uncertainty: HyperparameterUncertainty | None = None
+    """How well the data determine the hyperparameters; None unless ``fit(uncertainty=True)``."""
 
     def __len__(self) -> int:
         return len(self.loss)

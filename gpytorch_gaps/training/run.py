@@ -199,6 +199,19 @@ class TrainingRun:
         with settings.warm_start(memory), nullcontext() if self.finish is None else memory.settling():
             yield
 
+    @contextmanager
+    def repeatable(self) -> Iterator[None]:
+        """Makes evaluations of the loss a smooth function, with fixed probes and solves to ``train_tolerance``."""
+        if self.finish is None:
+            self._make_finish()
+        memory = self._active_warm_start
+        assert memory is not None
+        tolerance, memory.tolerance = memory.tolerance, settings.current().train_tolerance
+        try:
+            yield
+        finally:
+            memory.tolerance = tolerance
+
     def summary(self) -> dict[str, Any]:
         """The last step in a few words, for the progress bar."""
         noise = self.history.noise[-1]
