@@ -27,10 +27,18 @@ _MEAN_TOLERANCE = 1e-4  # of the mode of a LaplaceGP
 
 
 def measure(run: Any) -> HyperparameterUncertainty | None:
-    """How well the data determine the hyperparameters; None, with a warning, if the likelihood fails close by.
+    """How well the data determine the hyperparameters; None, with a warning, where there are no derivatives.
 
     :param run: the :class:`~gpytorch_gaps.training.run.TrainingRun`, after its last step.
     """
+    if run.finish is None and not run.begin_finish():
+        warnings.warn(
+            "fit: uncertainty: not known, since two evaluations of the likelihood differ. Try: "
+            'settings.logdet_method("exact"), and no dropout',
+            NotConvergedWarning,
+            stacklevel=4,
+        )
+        return None
     coordinates = Coordinates(run.model)
     at = coordinates.present()
     bounded = coordinates.is_bounded.to(at.device)
@@ -47,8 +55,9 @@ def measure(run: Any) -> HyperparameterUncertainty | None:
             here = gradient(at)
             hessian, conditional = _hessian(gradient, at, here, bounded)
     except FitError as error:
-        words = f"fit: uncertainty: not known, since the likelihood fails near the last hyperparameters: {error}"
-        warnings.warn(words, NotConvergedWarning, stacklevel=4)
+        warnings.warn(
+            f"fit: uncertainty: not known, since derivatives fail: {error}", NotConvergedWarning, stacklevel=4
+        )
         return None
     finally:
         run.model.zero_grad()

@@ -201,9 +201,7 @@ class TrainingRun:
 
     @contextmanager
     def repeatable(self) -> Iterator[None]:
-        """Makes evaluations of the loss a smooth function, with fixed probes and solves to ``train_tolerance``."""
-        if self.finish is None:
-            self._make_finish()
+        """Makes evaluations of the loss a smooth function, with fixed probes and tight solves, in the last steps."""
         memory = self._active_warm_start
         assert memory is not None
         tolerance, memory.tolerance = memory.tolerance, settings.current().train_tolerance

@@ -13,6 +13,7 @@ from gpytorch.mlls import LeaveOneOutPseudoLikelihood
 import gpytorch_gaps as gaps
 from gpytorch_gaps.training import fit as fit_module
 from gpytorch_gaps.training.coordinates import Coordinates
+from gpytorch_gaps.training.run import TrainingRun
 from tests.laplace._dense import Model as LaplaceModel
 from tests.laplace._dense import dense_laplace
 from tests.workflow._pairs import Model, with_length
@@ -282,6 +283,23 @@ def test_a_fit_that_was_cut_short_says_so():
     model, _ = model_of(field())
     with pytest.warns(gaps.NotConvergedWarning, match="nats above the last hyperparameters"):
         gaps.fit(model, steps=3, progress=False, uncertainty=True)
+
+
+@pytest.mark.parametrize(
+    ("finishes", "words"), [(False, "two evaluations of the likelihood differ"), (True, "fail: no")]
+)
+def test_a_likelihood_without_derivatives_says_so(trained, monkeypatch, finishes, words):
+    def fail(run):
+        raise gaps.FitError("no", 0, run.history)
+
+    monkeypatch.setattr(TrainingRun, "begin_finish", lambda run: finishes and bool(run._make_finish()))
+    monkeypatch.setattr(TrainingRun, "_evaluate", fail)
+    model, _ = model_of(field())
+    model.load_state_dict(trained[0].state_dict())
+    with pytest.warns(gaps.NotConvergedWarning, match=f"uncertainty: not known, since .*{words}"):
+        assert gaps.fit(model, steps=0, progress=False, uncertainty=True).uncertainty is None
+    for name, own in model.state_dict().items():
+        assert torch.equal(own, trained[0].state_dict()[name])
 
 
 def test_what_has_no_uncertainty_is_refused(trained, monkeypatch):
