@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from gpytorch_gaps.training.bounds import Bounds, arrived, put_at_bound
 from gpytorch_gaps.training.history import History
 
 PLATEAU_WINDOW = 5  # losses that are averaged before a comparison: single ones overshoot, or are estimates
@@ -73,20 +74,26 @@ class QuasiNewton(Optimizer):
     curvature in the logarithm of a scale.
 
     :param parameters: the parameters to optimize.
+    :param bounds: constraints of parameters that are held where they arrive at their lower bound.
     """
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, parameters: Iterable[Parameter], bounds: Bounds | None = None) -> None:
         super().__init__(parameters, {})
         self._parameters = self.param_groups[0]["params"]
+        self._bounds = bounds or {}
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """Takes one step. `closure` returns the loss and computes its gradients."""
         loss = closure()
-        gradient, state = self._gradient(), self._own_state()
+        state = self._own_state()
+        self._hold_and_release()
+        gradient = self._gradient().masked_fill(self._flags("held"), 0.0)
         if "gradient" in state:
             self._remember(state["step"], gradient - state["gradient"], state["pairs"])
         direction = -_times_inverse_curvature(gradient, state["pairs"])
-        state["expected_gain"] = -0.5 * float(gradient @ direction)  # nats per observation
+        few = len(state["pairs"]) < max(_MAX_PAIRS, self._num_free)
+        gain = 0.5 * gradient @ _times_inverse_curvature(gradient, state["pairs"], careful=few)
+        state["expected_gain"] = float(gain)  # nats per observation
         step = direction * min(1.0, _MAX_PARAMETER_CHANGE / max(float(direction.abs().max()), 1e-300))
         state["gradient"], state["step"] = gradient, step
         with torch.no_grad():
@@ -101,13 +108,40 @@ class QuasiNewton(Optimizer):
 
     @property
     def knows_curvature(self) -> bool:
-        """Whether there are as many pairs as parameters, or ten."""
-        return len(self._own_state()["pairs"]) >= min(_MAX_PAIRS, sum(self._sizes()))
+        """Whether there are as many pairs as free parameters, or ten."""
+        return len(self._own_state()["pairs"]) >= min(_MAX_PAIRS, self._num_free)
+
+    @property
+    def _num_free(self) -> int:
+        """Number of parameters that are not held."""
+        return sum(self._sizes()) - sum(self._own_state()["held"])
+
+    def _hold_and_release(self) -> None:
+        """Holds parameters that arrive at their bound, and releases those that turn out to have their optimum above."""
+        state, held, released = self._own_state(), self._flags("held"), self._flags("released")
+        near = torch.cat([arrived(parameter, self._bounds).reshape(-1) for parameter in self._parameters])
+        new, wrong = near & ~held & ~released, held & (self._gradient() < 0)
+        if not bool((new | wrong).any()):
+            return
+        sides = (which.split(self._sizes()) for which in (new, wrong))
+        for parameter, down, up in zip(self._parameters, *sides, strict=True):
+            put_at_bound(parameter, down.view_as(parameter), self._bounds)
+            put_at_bound(parameter, up.view_as(parameter), self._bounds, close=True)
+        held = (held | new) & ~wrong
+        state["held"], state["released"] = held.tolist(), (released | wrong).tolist()
+        known, state["pairs"] = state["pairs"], []
+        for step, change in known:
+            self._remember(step.masked_fill(held, 0.0), change.masked_fill(held, 0.0), state["pairs"])
+        state.pop("gradient", None)  # that of other values of these parameters
 
     def _own_state(self) -> dict[str, Any]:
         state = self.state[self._parameters[0]]
-        state.setdefault("pairs", [])
+        if not state:  # flags are no tensors, which a checkpoint would turn into numbers
+            state.update(pairs=[], held=[False] * sum(self._sizes()), released=[False] * sum(self._sizes()))
         return state
+
+    def _flags(self, name: str) -> Tensor:
+        return torch.tensor(self._own_state()[name], device=self._parameters[0].device)
 
     def _sizes(self) -> list[int]:
         return [parameter.numel() for parameter in self._parameters]
@@ -123,18 +157,23 @@ class QuasiNewton(Optimizer):
             del pairs[:-_MAX_PAIRS]
 
 
-def _times_inverse_curvature(gradient: Tensor, pairs: list[list[Tensor]]) -> Tensor:
+def _times_inverse_curvature(gradient: Tensor, pairs: list[list[Tensor]], careful: bool = False) -> Tensor:
     """``H^-1 g`` by the two-loop recursion of L-BFGS (Nocedal & Wright 2006, algorithm 7.4).
 
-    Unknown directions get the smallest curvature found so far, ``s'y / s's``: their gain is then overestimated rather
-    than underestimated.
+    Unknown directions get the curvature of the last step, ``y'y / s'y``. A step along them is then short.
+
+    :param careful: whether they get the smallest curvature seen so far, ``s'y / s's``, instead. Their gain is then
+        over- rather than underestimated.
     """
     result, weights = gradient.clone(), []
     for step, change in reversed(pairs):
         weights.append((step @ result) / (step @ change))
         result -= weights[-1] * change
-    if pairs:
+    if pairs and careful:
         result *= max((step @ step) / (step @ change) for step, change in pairs)
+    elif pairs:
+        step, change = pairs[-1]
+        result *= (step @ change) / (change @ change)
     for (step, change), weight in zip(pairs, reversed(weights), strict=True):
         result += step * (weight - (change @ result) / (step @ change))
     return result

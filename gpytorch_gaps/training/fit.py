@@ -26,6 +26,7 @@ from gpytorch_gaps.utils.checks import check_integer, check_number
 from gpytorch_gaps.utils.files import digest
 
 _MOST_WITH_UNCERTAINTY = 100  # parameters: each takes three evaluations of the gradient, and two predictions
+_LEAST_IMPROVEMENT, _IMPROVEMENT_PER_OBSERVATION = 0.1, 1e-3  # nats in the steps of Adam, before L-BFGS takes over
 
 
 def fit(
@@ -38,7 +39,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     patience: int | None = 10,
-    min_improvement: float = 0.1,
+    min_improvement: float | None = None,
     mll: MarginalLogLikelihood | None = None,
     warm_start: bool | WarmStart = False,
     group: Any = None,
@@ -66,6 +67,7 @@ def fit(
         step is expected to gain less than 1e-4 nats; ``history.converged`` is then True. None: the optimizer takes all
         steps.
     :param min_improvement: smallest decrease of the loss that is an improvement, in nats for all observations together.
+        Default: 0.001 per observation, but at least 0.1.
     :param mll: objective to maximize. Default: ``ExactMarginalLogLikelihood(model.likelihood, model)``, and for a
         :class:`LaplaceGP` its :class:`LaplaceMarginalLogLikelihood`.
     :param warm_start: for 10^5 observations and more: solves start from the solutions of the previous step, with the
@@ -126,7 +128,7 @@ class _Options:
     checkpoint: Path | None
     checkpoint_every: int
     patience: int | None
-    min_improvement: float
+    min_improvement: float | None
     uncertainty: bool
 
     def __post_init__(self) -> None:
@@ -134,7 +136,8 @@ class _Options:
         check_integer("fit: checkpoint_every", self.checkpoint_every, at_least=1)
         if self.patience is not None:
             check_integer("fit: patience", self.patience, at_least=1, hint=" or None")
-        check_number("fit: min_improvement", self.min_improvement, at_least=0)
+        if self.min_improvement is not None:
+            check_number("fit: min_improvement", self.min_improvement, at_least=0)
         if not isinstance(self.uncertainty, bool):
             raise _error("uncertainty", repr(self.uncertainty), "True or False")
 
@@ -147,7 +150,10 @@ def _train(run: TrainingRun, options: _Options, progress: bool) -> History:
     file = None if options.checkpoint is None else Checkpoint(options.checkpoint, run)
     if file is not None:
         file.resume_or_start()
-    plateau = Plateau(options.patience, options.min_improvement)
+    least = options.min_improvement
+    if least is None:
+        least = max(_LEAST_IMPROVEMENT, _IMPROVEMENT_PER_OBSERVATION * run.model.train_targets.size(-1))
+    plateau = Plateau(options.patience, least)
     plateau.replay(run.history)
     run.model.train()
     try:

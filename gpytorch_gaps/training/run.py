@@ -22,6 +22,7 @@ from gpytorch_gaps.kernels.grid_kernel import GappyGridKernel
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reports import SolveRecord, record_solves
 from gpytorch_gaps.solvers.warm_start import WarmStart
+from gpytorch_gaps.training.bounds import bounds_of
 from gpytorch_gaps.training.checkpoint import Checkpoint
 from gpytorch_gaps.training.finish import CONVERGED_GAIN_NATS, FINISH_PROBES_FACTOR, QuasiNewton
 from gpytorch_gaps.training.history import FitError, History, count_iterations, logdet_error
@@ -141,7 +142,7 @@ class TrainingRun:
 
     def _make_finish(self) -> QuasiNewton:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self.finish = QuasiNewton(parameters)
+        self.finish = QuasiNewton(parameters, bounds_of(self.model))
         num_probes = FINISH_PROBES_FACTOR * settings.current().num_probes
         self._finish_warm_start = WarmStart(num_probes) if self.warm_start is None else None
         return self.finish

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan
 
 from gpytorch_gaps.training.finish import QuasiNewton
 
@@ -93,3 +94,43 @@ def test_parameters_without_a_gradient_stay():
     run([used], optimizer, 20)
     assert loss_at([used]).item() == pytest.approx(0.0, abs=1e-10)
     assert torch.equal(unused.detach(), torch.zeros(3, dtype=torch.float64))
+
+
+def constrained(bound, start):
+    """A parameter whose value has a lower bound, raw, with its constraint."""
+    constraint = GreaterThan(bound)
+    raw = torch.nn.Parameter(constraint.inverse_transform(torch.tensor([start], dtype=torch.float64)))
+    return raw, constraint.double()
+
+
+def run_bounded(bound, start, couple=0.0, steps=40):
+    """Minimizes a function of a bounded value v and a free x whose optimum is v = 0.5, x = 1 + couple (v - 0.5)."""
+    raw, constraint = constrained(bound, start)
+    free = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = QuasiNewton([raw, free], {raw: constraint})
+    for _ in range(steps):
+
+        def closure():
+            optimizer.zero_grad()
+            value = constraint.transform(raw)
+            loss = (0.2 * (value - 0.5).square() + 0.4 * (free - 1.0 - couple * (value - 0.5)).square()).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return constraint.transform(raw).item(), free.item(), optimizer
+
+
+def test_a_parameter_whose_optimum_is_below_its_bound_is_held_there():
+    value, free, optimizer = run_bounded(0.8, 1.0)
+    assert value == pytest.approx(0.8, rel=1e-5)
+    assert free == pytest.approx(1.0, abs=1e-6)
+    assert optimizer.expected_gain < 1e-10
+    assert optimizer.knows_curvature
+
+
+def test_a_parameter_that_has_its_optimum_above_its_bound_after_all_is_released():
+    """At first, the free parameter pulls it down to its bound."""
+    value, free, _ = run_bounded(0.45, 0.46, couple=6.0, steps=80)
+    assert value == pytest.approx(0.5, abs=1e-4)
+    assert free == pytest.approx(1.0, abs=1e-3)
