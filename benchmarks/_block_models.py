@@ -4,7 +4,6 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import gpytorch
@@ -63,45 +62,6 @@ class Stages:
 def peak_gib() -> float:
     """The most memory that this process has had so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-@dataclass
-class Training:
-    """Losses of a training in nats for all observations, and whether it stopped before it was out of steps."""
-
-    losses: list[float]
-    converged: bool
-
-    def __str__(self) -> str:
-        how = "converged" if self.converged else "not converged"
-        return f"{len(self.losses)} steps of Adam, {how}: loss {self.losses[0]:.1f} -> {min(self.losses):.1f} nats"
-
-
-def train_by_adam(
-    model: BlockModel, steps: int, lr: float = 0.1, patience: int = 25, gain: float = 2.0, warm: bool = True
-) -> Training:
-    """Steps of Adam until the last `patience` of them have gained less than `gain` nats: a loop of a user's own.
-
-    :param warm: whether solves start from those of the step before.
-    """
-    (x,), y = model.train_inputs, model.train_targets
-    model.train()
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    training = Training([], converged=False)
-    with gaps.settings.warm_start(gaps.WarmStart() if warm else None):
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = -objective(model(x), y)
-            loss.backward()
-            optimizer.step()
-            training.losses.append(len(y) * loss.item())
-            before, last = training.losses[:-patience], training.losses[-patience:]
-            if before and min(last) > min(before) - gain:
-                training.converged = True
-                break
-    model.eval()
-    return training
 
 
 def measurements_at(model: gpytorch.models.ExactGP, x: Tensor) -> tuple[Tensor, Tensor]:
