@@ -111,7 +111,7 @@ def test_means_and_standard_deviations_are_written(tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "mean.npy"), result.slab(0, 14))
     np.testing.assert_allclose(np.load(tmp_path / "std.npy"), result.std_slab(0, 14), rtol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mean.npy", "std.npy"]
-    with pytest.raises(ValueError, match="std: got the file of the mean; expected another file"):
+    with pytest.raises(ValueError, match="std: got the file of the mean, expected another file"):
         result.write(tmp_path / "mean.npy", std=tmp_path / "mean.npy")
 
 
