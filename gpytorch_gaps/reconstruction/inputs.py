@@ -18,6 +18,7 @@ from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.symmetry import largest_and_asymmetry
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.linalg.truncated_sum import TruncatedSum, in_one_basis
+from gpytorch_gaps.reconstruction.noise_levels import NoiseLevels
 from gpytorch_gaps.reconstruction.prior_mean import PriorMean, check_mean, describe_mean
 from gpytorch_gaps.reconstruction.slabs import Slabs
 from gpytorch_gaps.utils.checks import check_integer, check_number, read_tensor
@@ -49,8 +50,8 @@ class Problem:
         output: str | Path | None = None,
         draws: int = 0,
         seed: int = 0,
+        noise_axis: int | None = None,
     ) -> None:
-        self.noise = check_number("noise", noise, above=0, what="variance")
         self.tolerance = check_number("tolerance", tolerance, above=0)
         self.memory = check_number("memory", memory, above=0)
         self.max_iterations = check_integer("max_iterations", max_iterations, at_least=1)
@@ -60,6 +61,8 @@ class Problem:
                 f"draws: got {draws}, expected 0 or at least {FEWEST_DRAWS}: fewer do not give error estimates"
             )
         self.grid, self.slabs = _grid_and_slabs(values, axes)
+        self.levels = NoiseLevels(noise, noise_axis, self.grid.shape, self.grid.device)
+        self.noise = self.levels.noise
         self.mean = check_mean(mean, self.grid.shape)
         self.terms = _own_terms(kernels, len(self.grid.shape))
         self.output, self.checkpoint = _paths(output, checkpoint)
@@ -80,6 +83,10 @@ class Problem:
                     for i, kernel in enumerate(term)
                 },
                 **{name: getattr(self, name) for name in _NUMBERS},
+                "noise_axis": self.levels.axis,
+                "noise of each level": "none"
+                if self.levels.scale is None
+                else f"variances #{digest(self.levels.scale)}",
                 "mean": describe_mean(self.mean),
                 "output": str(self.output),
                 "checkpoint": str(self.checkpoint),
@@ -109,7 +116,7 @@ class Problem:
         self.diagonals, found = [], []
         for term in self.terms:
             axes = enumerate(zip(term, self.grid.axes, strict=True))
-            factors = [kernel_matrix(axis, kernel, x) for axis, (kernel, x) in axes]
+            factors = [self.levels.whiten(axis, kernel_matrix(axis, kernel, x)) for axis, (kernel, x) in axes]
             self.diagonals.append([factor.diagonal().clone() for factor in factors])
             found.append(truncated_eigh(factors, level / len(self.terms)))
         return found[0] if len(found) == 1 else in_one_basis(tuple(found), level)

@@ -50,6 +50,7 @@ def reconstruct(
     output: str | Path | None = None,
     draws: int = 0,
     seed: int = 0,
+    noise_axis: int | None = None,
     progress: bool = True,
     group: Any = None,
 ) -> Reconstruction:
@@ -71,7 +72,7 @@ def reconstruct(
     :param axes: coordinates of each axis, shape (m_i,) or (m_i, d_i). None, for one axis or for all: 0, 1, .., m_i - 1.
     :param kernels: one GPyTorch kernel per axis, with its hyperparameters, or its matrix, shape (m_i, m_i). For a sum
         of products, one such list for each term: ``[[long_x, long_t], [short_x, short_t]]``.
-    :param noise: the noise variance s2, above zero.
+    :param noise: the noise variance s2, above zero; or one for each level of `noise_axis`, shape (m_k,).
     :param mean: the prior mean of f: a number; a background with the shape of `values`, in memory or sliced; or a
         function of coordinates, such as the mean module of a model or a linear trend, shape (Q, D) -> (Q,).
     :param tolerance: largest error of the mean, at every point, in units of the posterior standard deviation there.
@@ -85,6 +86,7 @@ def reconstruct(
         takes one solve like that of the mean, and one more pass over the grid. ``report.std_error`` is the error of
         the standard deviations.
     :param seed: seed of the draws.
+    :param noise_axis: the axis whose levels have a noise of their own, such as one per station or channel.
     :param progress: whether to show progress bars.
     :param group: a process group of ``torch.distributed``, such as the result of
         :func:`gpytorch_gaps.distributed.process_group`. All its members make the same call, divide the work by slices
@@ -97,7 +99,7 @@ def reconstruct(
     """
     comm = communicator_for(group, "reconstruct")
     options: dict[str, Any] = {"mean": mean, "tolerance": tolerance, "max_iterations": max_iterations, "memory": memory}
-    options.update(checkpoint=checkpoint, output=output, draws=draws, seed=seed)
+    options.update(checkpoint=checkpoint, output=output, draws=draws, seed=seed, noise_axis=noise_axis)
     problem = comm.run_on_all("checking its arguments", lambda: Problem(values, axes, kernels, noise, **options))
     problem.require_same(values, comm)
     with torch.no_grad(), full_float32(), settings.progress(progress if comm.is_main else False):
@@ -109,7 +111,7 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
     begun = time.perf_counter()
     basis = broadcast_basis(comm.run_on_all("decomposing the kernels", problem.basis), comm)
     decomposed = time.perf_counter()
-    slabs = problem.slabs
+    slabs, levels = problem.slabs, problem.levels
     weights = distribute_weights(basis, comm, split_evenly(basis.shape[0], comm.size, slabs.chunk))
     slabs.rows = weights.own_rows
     if problem.draws and isinstance(weights, ShardedWeights):
@@ -117,7 +119,8 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
             f"draws: got {problem.draws} for {weights.size} weights, divided among several processes; expected "
             "draws=0, a smoother kernel, which keeps fewer eigenvectors, or one process"
         )
-    grid, rhs, norm = read_slabs(slabs, weights, partial(mean_of_slices, problem.mean, problem.grid))
+    scale = None if levels.scale is None else levels.of_slices
+    grid, rhs, norm = read_slabs(slabs, weights, partial(mean_of_slices, problem.mean, problem.grid), scale)
     space = WeightSpace(grid, weights, problem.noise, problem.memory)
     if not space.num_train:
         raise ValueError(f"values: got {space.num_cells} entries, all of them gaps; expected at least one observation")
@@ -142,7 +145,7 @@ def _reconstruct(problem: Problem, comm: Communicator) -> Reconstruction:
     variance, report = _with_draws(problem, solver, state, report)
     announce(report, kernel_part)
     result = Reconstruction(
-        problem.grid, problem.terms, weights, found.weights, problem.mean, slabs.dtype, report, variance
+        problem.grid, problem.terms, weights, found.weights, problem.mean, slabs.dtype, report, variance, levels
     )
     if problem.output is not None:
         result.write(problem.output)

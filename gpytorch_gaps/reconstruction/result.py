@@ -13,6 +13,7 @@ from gpytorch_gaps import settings
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.linalg.khatri_rao import khatri_rao_matmul
 from gpytorch_gaps.linalg.products import kron_matmul
+from gpytorch_gaps.reconstruction.noise_levels import NoiseLevels
 from gpytorch_gaps.reconstruction.output import ResumableNpy
 from gpytorch_gaps.reconstruction.prior_mean import PriorMean, mean_at, mean_of_slices, name_of_mean
 from gpytorch_gaps.reconstruction.report import ReconstructionReport
@@ -49,6 +50,7 @@ class Reconstruction:
     :param dtype: precision of the results.
     :param report: how the reconstruction went.
     :param variance: estimates of the posterior variance, if there are draws.
+    :param levels: the noise, by which values were scaled if it has levels.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Reconstruction:
         dtype: torch.dtype,
         report: ReconstructionReport,
         variance: DrawnVariance | None = None,
+        levels: NoiseLevels | None = None,
     ) -> None:
         self.shape, self.dtype, self.report, self.weights, self.mean = grid.shape, dtype, report, weights, mean
         self.rows = (layout.own_rows.start, layout.own_rows.stop)
         self._grid, self._terms, self._basis, self._comm = grid, terms, layout.basis, layout.comm
         self._box = layout.basis.to_box(weights)
         self._variance = variance
+        self._levels = levels or NoiseLevels(1.0, None, grid.shape, weights.device)
         self._half: Tensor | None = None  # Phi_1 w at the slices of this process, if the weights are sharded
         if isinstance(layout, ShardedWeights):
             self._half = layout.expand_first(self._basis.vectors[0], weights).flatten(1)
@@ -93,7 +97,8 @@ class Reconstruction:
             part = self._expand_first(rows).unsqueeze(-1)
             part = kron_matmul(others, part) if others else part
             mean = mean_of_slices(self.mean, self._grid, rows.start, rows.stop)
-            result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) + mean
+            scale = self._levels.of_slices(rows.start, rows.stop)
+            result[rows.start - start : rows.stop - start] = part.reshape(-1, *self.shape[1:]) * scale + mean
         return result
 
     def variance_slab(self, start: int, stop: int) -> Tensor:
@@ -114,7 +119,7 @@ class Reconstruction:
         """
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"slab: got {start} to {stop}, expected slices from 0 to {self.shape[0]}")
-        return self._drawn.slab(start, stop).to(self.dtype)
+        return (self._drawn.slab(start, stop) * self._levels.of_slices(start, stop) ** 2).to(self.dtype)
 
     def variance_at(self, positions: Sequence[ArrayLike | Tensor]) -> Tensor:
         """The posterior variance of f, without noise, at a product of positions on the grid, such as a block of it.
@@ -124,7 +129,7 @@ class Reconstruction:
         :raises ValueError: if there are no draws.
         """
         cells = [torch.as_tensor(own, device=self.weights.device) for own in positions]
-        return self._drawn.at(cells).to(self.dtype)
+        return (self._drawn.at(cells) * self._levels.at(cells) ** 2).to(self.dtype)
 
     @property
     def _drawn(self) -> DrawnVariance:
@@ -183,12 +188,11 @@ class Reconstruction:
         for kernels, term, weights in zip(self._terms, self._basis.terms, self._basis.boxes(self.weights), strict=True):
             coefficients = torch.where(term.products > 0, weights / term.products, 0.0).view(-1, 1)
             tables = []
-            for kernel, own, axis, vectors in zip(
-                kernels, self._grid.columns, self._grid.axes, term.vectors, strict=True
-            ):
+            parts = zip(kernels, self._grid.columns, self._grid.axes, term.vectors, strict=True)
+            for number, (kernel, own, axis, vectors) in enumerate(parts):
                 if isinstance(kernel, Tensor):
                     raise ValueError("points: an axis has a matrix in place of a kernel, expected kernels off the grid")
-                tables.append(kernel(x[:, own], axis).to_dense() @ vectors)
+                tables.append(self._levels.whiten_columns(number, kernel(x[:, own], axis).to_dense()) @ vectors)
             total += khatri_rao_matmul(tables, coefficients).squeeze(-1)
         return total
 

@@ -88,11 +88,15 @@ class Slabs:
 
 
 def read_slabs(
-    slabs: Slabs, weights: Weights, mean: Callable[[int, int], float | Tensor]
+    slabs: Slabs,
+    weights: Weights,
+    mean: Callable[[int, int], float | Tensor],
+    scale: Callable[[int, int], float | Tensor] | None = None,
 ) -> tuple[MaskedGrid, Tensor, float]:
     """Read the slices of this process once.
 
     :param mean: a function that gives the prior mean of some slices.
+    :param scale: a function that gives what the values of some slices are divided by, minus their mean. Default: 1.
     :return: the observed cells of these slices; ``Phi' W' (y - mean)`` and ``|y - mean|`` of the whole grid.
     """
     rows, basis = weights.own_rows, weights.basis
@@ -111,6 +115,8 @@ def read_slabs(
                     y = _centred(
                         values, observed[here.start - rows.start : here.stop - rows.start], mean(here.start, here.stop)
                     )
+                    if scale is not None:
+                        y /= scale(here.start, here.stop)
                     columns = y.reshape(len(y), -1, 1)  # shape: (k, m_2 .. m_d, 1)
                     columns = kron_matmul(others, columns) if others else columns
                     weights.add_rows(projection, here, columns.reshape(len(y), -1))
