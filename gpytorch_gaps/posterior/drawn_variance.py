@@ -16,6 +16,10 @@ explain. Without neighbours, b = 0 and t is the prior variance.
 are no draws. The variances are then t, which is never too small. The reported error is the largest ratio
 ``(t - v) / t`` at nearly all pilots.
 
+If it is more, and draws would take half a minute or longer, ``t (1 - s)`` is tried, with s the mean of ``(t - v) / t``
+at the pilots. Its relative error is taken from the pilots: 95 % of them do not exceed it. If it is below 25 %, and
+below the error of draws, there are no draws either.
+
 **Solves.** A solution with ``A a = y - r`` is exact for ``y - r``. With ``mu = g'a + b'r_J``, the error of d and h is
 therefore ``w'r`` for ``w = A^-1 g - b``, the weights of ``h = w'y``, and
 ``(w'r)^2 <= w'Dw r'D^-1 r <= (t - v) r'D^-1 r``. Without neighbours it is also at most ``v r'D^-1 r``: see
@@ -30,17 +34,19 @@ from torch import Tensor
 
 from gpytorch_gaps.posterior.parts import ROUNDINGS, PosteriorParts
 from gpytorch_gaps.posterior.pathwise import conditioned_draws
-from gpytorch_gaps.posterior.pilots import Pilots, pilots
-from gpytorch_gaps.posterior.regressions import Regressions, regressions
+from gpytorch_gaps.posterior.pilots import pilots
+from gpytorch_gaps.posterior.regressions import Neighbourhoods, Regressions, neighbourhoods
 from gpytorch_gaps.posterior.train_covariance import has_float64_entries
-from gpytorch_gaps.reports import ApproximateVarianceWarning, VarianceReport, one_report
+from gpytorch_gaps.reports import ApproximateVarianceWarning, VarianceReport, one_report, record_solves
 
 ASKED_FOR = "asked for"  # the reason for a method that the settings name
 # Relative errors of variances that cause no warning: of half of them, and of nearly all. The relative errors of
 # standard deviations are half as large, and smaller than the effect of uncertain length-scales and noise.
 _UNREMARKABLE = {0.5: 0.02, 0.95: 0.2}
-# No draws if the relative error of t is below the first number (1 % of a standard deviation), except at a few pilots.
-_NEGLIGIBLE, _MOST_WORSE = 0.02, 0.03
+# No draws if the relative error of t is below the first number (1 % of a standard deviation) at nearly all pilots.
+_NEGLIGIBLE, _NEARLY_ALL = 0.02, 0.97
+_MANY_FLOPS = 1e12  # cost of all draws beyond which pilots may replace them: half a minute or longer
+_MOST_BY_PILOTS, _STATED = 0.25, 0.95  # largest relative error without draws, and the share of points within it
 
 
 def quantile_of_draws(count: int) -> float:
@@ -59,13 +65,12 @@ def drawn_variance(
     :param reason: why the variances are not exact.
     :param made: receives the draws minus the mean. If it is given, draws are always made. shape: (*batch, Q, n)
     """
-    local, count = _regressions(parts), parts.config.variance_samples
-    if local.rows.numel() and made is None:
-        beyond, number = _share_beyond(pilots(parts, local))
-        if beyond <= _NEGLIGIBLE:
-            error = beyond * local.left + _rounding(parts, local)
-            why = f"{reason}; neighbours leave at most {beyond:.1%} of them, estimated at {number} points"
-            return local.left, VarianceReport("pathwise", error, 0.0, reason=why)
+    count = parts.config.variance_samples
+    if made is None and parts.num_points:
+        found = _without_draws(parts, reason)
+        if found is not None:
+            return found
+    local = _neighbourhoods(parts).regressions()
     kept: list[Tensor] | None = None if made is None else []
     left, of_mean, missed = _moments(parts, local, count, kept)
     if made is not None and kept:
@@ -76,18 +81,50 @@ def drawn_variance(
         spread = _spread(known, rest)
         weighted = share * known.sqrt() + (1.0 - share) * rest.sqrt()
         off = (rest if local.rows.numel() else rest.minimum(known)) * missed  # (w'r)^2
-        error = quantile_of_draws(count) * spread + 2.0 * weighted * off.sqrt() + off + _rounding(parts, local)
+        error = quantile_of_draws(count) * spread + 2.0 * weighted * off.sqrt() + off + _rounding(parts, local.sizes())
     if reason != ASKED_FOR:
         _warn(error, known, count, reason)
     return variance, VarianceReport("pathwise", error, 0.0, num_samples=count, reason=reason)
 
 
-def _regressions(parts: PosteriorParts) -> Regressions:
-    """Regressions on neighbours at cells of the training grid. With gradients, and at other points: on nothing."""
+def _without_draws(parts: PosteriorParts, reason: str) -> tuple[Tensor, VarianceReport] | None:
+    """t, reduced by the mean share that the pilots find; None if draws are cheap, or more accurate."""
+    near = _neighbourhoods(parts, held=False)
+    if not near.rows.numel():
+        return None
+    count = parts.config.variance_samples
+    with record_solves() as solves:
+        found = pilots(parts, near)
+    flops = count * solves[-1].flops / solves[-1].num_rhs if solves else 0.0  # of all draws
+    tiny = torch.finfo(torch.float64).tiny
+    shares, missed = (own / found.left.clamp_min(tiny) for own in (found.beyond, found.missed))
+    share, error = 0.0, _quantile(shares + found.off / found.left.clamp_min(tiny), _NEARLY_ALL)
+    why = f"neighbours leave at most {error:.1%} of them"
+    if error > _NEGLIGIBLE and flops < _MANY_FLOPS:
+        return None
+    if error > _NEGLIGIBLE:
+        share = min(float(shares.mean()), _MOST_BY_PILOTS)
+        # the shares of pilots vary more than those of all points, because of their standard error
+        error = _quantile(((shares - share).abs() + missed) / (1.0 - share), _STATED)
+        by_draws = quantile_of_draws(count) * _quantile(_spread(1.0 - shares, shares) / (1.0 - shares), _STATED)
+        if error > min(_MOST_BY_PILOTS, by_draws):
+            return None
+        why = f"neighbours leave {share:.1%} too much, to within {error:.1%}"
+    left, sizes = near.left()
+    variance, rounding = (1.0 - share) * left, _rounding(parts, sizes)
+    reason = f"{reason}; {why}, estimated at {len(shares)} points"
+    return variance, VarianceReport("pathwise", error * variance + rounding, 0.0, reason=reason)
+
+
+def _neighbourhoods(parts: PosteriorParts, held: bool = True) -> Neighbourhoods:
+    """Neighbours at cells of the training grid. With gradients, and at other points: none.
+
+    :param held: whether the coefficients of all points will be in memory.
+    """
     prior = parts.prior_variance()
     if parts.cells is None or parts.differentiated:
-        return Regressions.on_nothing(prior)
-    return regressions(parts.train, parts.cross, prior, parts.cells, parts.config.memory)
+        return Neighbourhoods.none(prior)
+    return neighbourhoods(parts.train, parts.cross, prior, parts.cells, parts.config.memory, held)
 
 
 def _moments(
@@ -139,19 +176,20 @@ def _spread(variance: Tensor, rest: Tensor) -> Tensor:
     return variance * rest / size.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def _share_beyond(found: Pilots) -> tuple[float, int]:
-    """The largest ratio ``(t - v) / t`` at nearly all pilots, and the number of pilots."""
-    at_most = (found.beyond + found.off) / found.left.clamp_min(torch.finfo(torch.float64).tiny)
-    nearly_all = math.ceil((1.0 - _MOST_WORSE) * len(at_most))
-    return float(at_most.kthvalue(nearly_all).values), len(at_most)
+def _quantile(values: Tensor, share: float) -> float:
+    """The value that a share of all values does not exceed."""
+    return float(values.kthvalue(math.ceil(share * len(values))).values)
 
 
-def _rounding(parts: PosteriorParts, local: Regressions) -> Tensor:
-    """A bound on the rounding error of ``t = k - 2 b'g + b'(K_JJ + D_J) b``. shape: (*batch, Q)"""
+def _rounding(parts: PosteriorParts, sizes: Tensor) -> Tensor:
+    """A bound on the rounding error of ``t = k - 2 b'g + b'(K_JJ + D_J) b``. shape: (*batch, Q)
+
+    :param sizes: ``|b|``, shape (Q,).
+    """
     exact = parts.observed.has_float64_entries and has_float64_entries(parts.cross)
     eps = torch.finfo(torch.float64 if exact else parts.dtype).eps
     largest = parts.train._diagonal().detach().double().amax(-1, keepdim=True)
-    terms = parts.prior_variance().detach().clamp_min(0.0).sqrt() + largest.sqrt() * local.sizes()
+    terms = parts.prior_variance().detach().clamp_min(0.0).sqrt() + largest.sqrt() * sizes
     return ROUNDINGS * eps * terms.square()
 
 
@@ -164,7 +202,7 @@ def _in_noise(parts: PosteriorParts, residual: Tensor) -> Tensor:
 
 def _warn(error: Tensor, variance: Tensor, count: int, reason: str) -> None:
     relative = (error / variance.clamp_min(torch.finfo(torch.float64).tiny)).flatten()
-    off = {share: float(relative.kthvalue(math.ceil(share * len(relative))).values) for share in _UNREMARKABLE}
+    off = {share: _quantile(relative, share) for share in _UNREMARKABLE}
     if all(off[share] <= allowed for share, allowed in _UNREMARKABLE.items()):
         return
     warnings.warn(

@@ -24,7 +24,7 @@ from torch import Tensor
 from gpytorch_gaps.posterior.drawn_variance import ASKED_FOR, quantile_of_draws
 from gpytorch_gaps.posterior.joint_draws import JointDraws, normal_columns
 from gpytorch_gaps.posterior.parts import PosteriorParts, chunks
-from gpytorch_gaps.posterior.regressions import regressions
+from gpytorch_gaps.posterior.regressions import neighbourhoods
 from gpytorch_gaps.posterior.train_covariance import UNSQUARED_TOLERANCE
 from gpytorch_gaps.posterior.variance import closed_form, why_not_exact
 from gpytorch_gaps.reports import VarianceReport, one_report
@@ -113,7 +113,7 @@ def _from_draws(parts: PosteriorParts, count: int) -> tuple[Tensor, Tensor]:
     """Estimates, and the relative error that 95 % of them do not exceed. shape: (*batch, N) each"""
     train, memory = parts.train, parts.config.memory
     variance = train._linear_op._diagonal().double() + train._diag_tensor._diagonal().double()
-    local = regressions(train, train._linear_op, variance, None, memory)
+    local = neighbourhoods(train, train._linear_op, variance, None, memory).regressions()
     joint = JointDraws(parts.prior.evaluate_kernel(), parts.cross, train, parts.cells, memory)
     size = parts.columns_at_once(2 * joint.size + 8 * train.shape[:-1].numel())
     rest, missed = torch.zeros_like(local.left), torch.zeros_like(local.left[..., :1])

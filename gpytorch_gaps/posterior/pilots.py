@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.posterior.parts import PosteriorParts
-from gpytorch_gaps.posterior.regressions import Regressions
+from gpytorch_gaps.posterior.regressions import Neighbourhoods
 from gpytorch_gaps.posterior.train_covariance import wide_product
 from gpytorch_gaps.reports import one_report
 
@@ -35,14 +35,20 @@ class Pilots(NamedTuple):
     points: Tensor
     left: Tensor  # t
     beyond: Tensor  # an estimate of t - v
-    off: Tensor  # its standard error, plus a bound on the effect of the residuals of the solves
+    noise: Tensor  # its standard error
+    missed: Tensor  # a bound on the effect of the residuals of the solves
+
+    @property
+    def off(self) -> Tensor:
+        """Both errors together."""
+        return self.noise + self.missed
 
 
 @torch.no_grad()
-def pilots(parts: PosteriorParts, local: Regressions) -> Pilots:
+def pilots(parts: PosteriorParts, local: Neighbourhoods) -> Pilots:
     """Pilots at random: all points are divided into equal parts, and one point is picked from each.
 
-    :param local: regressions of the points on neighbours.
+    :param local: neighbours of the points, not none.
     """
     generator = torch.Generator().manual_seed(0)
     places = (local.members >= 0).nonzero()  # nearby points are adjacent in this order
@@ -54,8 +60,9 @@ def pilots(parts: PosteriorParts, local: Regressions) -> Pilots:
     columns = max(min(wanted, _COLUMNS[1], count), _COLUMNS[0])
     column = (torch.arange(count, device=device) % columns).unsqueeze(-1)
     chosen = torch.zeros(count, columns, dtype=torch.float64, device=device).scatter(1, column, signs.unsqueeze(-1))
-    points, rows, weights = local.members[tile, member], local.rows[tile], local.coefficients[tile, member].double()
-    left, few = local.left[points], parts.at(points)
+    points = local.members[tile, member]
+    rows, weights, left = local.of_members(tile, member)
+    few = parts.at(points)
 
     fitted = torch.zeros(parts.train.size(-1), columns, dtype=torch.float64, device=device)
     fitted = fitted.index_add(0, rows.flatten(), (weights.unsqueeze(-1) * chosen.unsqueeze(-2)).flatten(0, 1))
@@ -67,4 +74,4 @@ def pilots(parts: PosteriorParts, local: Regressions) -> Pilots:
     others = of_all.scatter(1, column, 0.0).square().sum(-1) / (columns - 1)
     beyond = (signs * of_all.gather(1, column).squeeze(-1)).clamp_min(0.0)
     missed = parts.observed.variance_error(residual)[column.squeeze(-1)]  # (e'A^-1 r)^2 <= (t - v) r'D^-1 r
-    return Pilots(points, left, beyond.minimum(left), others.sqrt() + (beyond * missed).sqrt() + missed)
+    return Pilots(points, left, beyond.minimum(left), others.sqrt(), (beyond * missed).sqrt() + missed)

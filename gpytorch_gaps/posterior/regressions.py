@@ -5,11 +5,12 @@ For a point with value f, with covariances g to noisy observations ``y_J``, ``b 
 rounded coefficients too. Only the rest has to be estimated from draws.
 
 The points of a small tile of the grid share J, and therefore one factorisation. For the same cost, a point has more
-neighbours. If a point is an observation i in J, it is regressed on the others by ``b = -p / p_i``, with ``p`` its
-column of ``(K_JJ + D_J)^-1``.
+neighbours, but these lie around the middle of the tile. The best size of a tile is found by trial. If a point is an
+observation i in J, it is regressed on the others by ``b = -p / p_i``, with ``p`` its column of ``(K_JJ + D_J)^-1``.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +28,8 @@ from gpytorch_gaps.posterior.train_covariance import summands
 _NUM_NEIGHBOURS = 320  # largest number of neighbours
 _NUM_NEIGHBOURS_OF_A_SERIES = 64  # largest number along a single axis: neighbours at both ends of a tile
 _LEAST_NEIGHBOURS = 8
-_TILE_POINTS = (64, 16, 4, 1)  # sizes of tiles, tried in this order
-_NEIGHBOURS_PER_POINT = 4  # smallest number per point of a tile: a few neighbours would all lie around its middle
-_NEIGHBOURS_PER_POINT_OF_A_SERIES = 2
+_TILE_POINTS = (64, 16, 4, 1)  # sizes of tiles: the one with the smallest t is used
+_TRIED_POINTS = 96  # points at which sizes are compared
 _FLOPS = 1e11  # for all factorisations: about ten seconds on a core
 _SHARE_OF_MEMORY = 0.5  # share of the memory for coefficients
 _CHUNK_BYTES = 2.0**25  # memory for matrices that are factorised together, with intermediate results
@@ -80,10 +80,82 @@ class Regressions:
         return result
 
 
-def regressions(
-    train: LinearOperator, cross: LinearOperator, variance: Tensor, cells: Tensor | None, memory: float
-) -> Regressions:
-    """Regressions on the most correlated observations. Batches, and kernels without cheap entries, get no neighbours.
+@dataclass(frozen=True)
+class Neighbourhoods:
+    """The observations that the points of each tile are regressed on. Regressions are computed on request.
+
+    :param members: points of each tile, -1 for none.
+    :param rows: observations that they are regressed on, -1 for none.
+    """
+
+    members: Tensor  # shape: (tiles, p)
+    rows: Tensor  # shape: (tiles, m)
+    regression: "_Regression | None"  # None: on no neighbours
+    variance: Tensor  # of the points, in float64, shape: (*batch, Q)
+
+    @classmethod
+    def none(cls, variance: Tensor) -> "Neighbourhoods":
+        """No neighbours, for points of these variances. shape: (*batch, Q)"""
+        empty = torch.zeros(0, 0, dtype=torch.long, device=variance.device)
+        return cls(empty, empty, None, variance)
+
+    def regressions(self) -> Regressions:
+        """All of them."""
+        if self.regression is None:
+            return Regressions.on_nothing(self.variance)
+        shape = *self.members.shape, self.rows.size(-1)
+        coefficients = torch.empty(shape, dtype=torch.float32, device=self.variance.device)
+        left = torch.empty_like(self.variance)
+        for some, found, variances in self._some_at_a_time():
+            coefficients[some] = found
+            self._put(left, some, variances)
+        return Regressions(self.members, self.rows.clamp_min(0), coefficients, left)
+
+    def left(self) -> tuple[Tensor, Tensor]:
+        """t and ``|b|`` of all points, without the coefficients. shape: (Q,) each"""
+        left, sizes = torch.empty_like(self.variance), torch.empty_like(self.variance)
+        for some, found, variances in self._some_at_a_time():
+            self._put(left, some, variances)
+            self._put(sizes, some, found.norm(dim=-1).double())
+        return left, sizes
+
+    def of_members(self, tile: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, coefficients in float64, and t, of some members of tiles. shape: (P,) each -> (P, m), (P, m), (P,)"""
+        assert self.regression is not None
+        points, rows = self.members[tile, member].unsqueeze(-1), self.rows[tile]
+        found = [
+            self.regression.of(points[some], rows[some]) for some in torch.arange(len(tile)).split(self._at_a_time)
+        ]
+        coefficients, left = (torch.cat(own).squeeze(1) for own in zip(*found, strict=True))
+        return rows.clamp_min(0), coefficients.double(), left
+
+    def _some_at_a_time(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some tiles, coefficients of their members, and t. shape: (q, p, m) and (q, p)"""
+        assert self.regression is not None
+        for start in range(0, len(self.rows), self._at_a_time):
+            some = slice(start, start + self._at_a_time)
+            yield some, *self.regression.of(self.members[some], self.rows[some])
+
+    @property
+    def _at_a_time(self) -> int:
+        assert self.regression is not None
+        terms = (*self.regression.train, *self.regression.cross)
+        return int(max(1, _CHUNK_BYTES // (_BYTES_PER_ENTRY * self.rows.size(-1) ** 2 * max(map(_width, terms)))))
+
+    def _put(self, result: Tensor, some: slice, values: Tensor) -> None:
+        there = self.members[some] >= 0
+        result[self.members[some][there]] = values[there]
+
+
+def neighbourhoods(
+    train: LinearOperator,
+    cross: LinearOperator,
+    variance: Tensor,
+    cells: Tensor | None,
+    memory: float,
+    held: bool = True,
+) -> Neighbourhoods:
+    """The most correlated observations. Batches, and kernels without cheap entries, get no neighbours.
 
     :param train: K_XX + D.
     :param cross: covariances of the points with the observations, without noise, shape (*batch, Q, N).
@@ -91,41 +163,44 @@ def regressions(
     :param cells: cells of the points on the training grid, shape (Q,). None if the points are the observations: each is
         then regressed on others.
     :param memory: bytes that may be used at once.
+    :param held: whether the coefficients of all points will be in memory.
     """
     kernel = train._linear_op if isinstance(train, NoisyGridOperator) and not train.batch_shape else None
     first = _first_product(kernel)
     if kernel is None or first is None or not _has_entries(cross) or cross.batch_shape:
-        return Regressions.on_nothing(variance)
-    factors = [own.double() for own in axis_covariances(first.factors)]
-    centres, members, count = _shared(factors, first.row_index if cells is None else cells, train.size(-1), memory)
-    rows = correlated_rows([own.double() for own in joint_covariances(first.factors)], first.row_index, centres, count)
+        return Neighbourhoods.none(variance)
     noise = train._diag_tensor._diagonal().detach().double()
     regression = _Regression(summands(kernel), summands(cross), noise, variance.detach(), cells is None)
-    bytes_each = _BYTES_PER_ENTRY * count**2 * max(map(_width, (*regression.train, *regression.cross)))
-    size = int(max(1, min(memory, _CHUNK_BYTES) // bytes_each))
-    coefficients = torch.empty(*members.shape, count, dtype=torch.float32, device=variance.device)
-    left = torch.empty_like(variance)
-    for start in range(0, len(rows), size):
-        some = slice(start, start + size)
-        coefficients[some], variances = regression.of(members[some], rows[some])
-        there = members[some] >= 0
-        left[members[some][there]] = variances[there]
-    return Regressions(members, rows.clamp_min(0), coefficients, left)
+    joint = [own.double() for own in joint_covariances(first.factors)]
 
+    def around(members: Tensor, centres: Tensor, count: int) -> Neighbourhoods:
+        rows = correlated_rows(joint, first.row_index, centres, count)
+        return Neighbourhoods(members, rows, regression, variance)
 
-def _shared(factors: Sequence[Tensor], cells: Tensor, num_rows: int, memory: float) -> tuple[Tensor, Tensor, int]:
-    """Centres and members of tiles, and the number of neighbours, limited by memory and work."""
-    most, per_point = _NUM_NEIGHBOURS, _NEIGHBOURS_PER_POINT
-    if len(factors) == 1:
-        most, per_point = min(most, _NUM_NEIGHBOURS_OF_A_SERIES), _NEIGHBOURS_PER_POINT_OF_A_SERIES
+    factors = [own.double() for own in axis_covariances(first.factors)]
+    places, best, least = first.row_index if cells is None else cells, None, math.inf
+    picked = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))[:_TRIED_POINTS].to(places.device)
     for size in _TILE_POINTS:
-        centres, members = tiles(factors, cells, size)
-        by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel())
-        by_flops = (3.0 * _FLOPS / len(members)) ** (1.0 / 3.0)
-        count = int(min(num_rows, most, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
-        if count >= min(num_rows, per_point * size):
-            break
-    return centres, members, count
+        centres, members = tiles(factors, places, size)
+        count = _affordable(members, train.size(-1), len(factors), memory, held)
+        if count < min(train.size(-1), size):
+            continue
+        there = torch.isin(members, picked).nonzero()  # shape: (P, 2)
+        tile, where = there[:, 0].unique(return_inverse=True)
+        tried = around(members[tile], centres[tile], count).of_members(where, there[:, 1])[-1]
+        left = float(tried.clamp_min(torch.finfo(tried.dtype).tiny).log().mean())
+        if best is None or left < least:
+            best, least = (members, centres, count), left
+    assert best is not None  # a tile of one point is always tried
+    return around(*best)
+
+
+def _affordable(members: Tensor, num_rows: int, num_axes: int, memory: float, held: bool) -> int:
+    """The number of neighbours of each tile, limited by memory and work."""
+    most = _NUM_NEIGHBOURS if num_axes > 1 else min(_NUM_NEIGHBOURS, _NUM_NEIGHBOURS_OF_A_SERIES)
+    by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel() if held else 8 * len(members))
+    by_flops = (3.0 * _FLOPS / len(members)) ** (1.0 / 3.0)
+    return int(min(num_rows, most, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
 
 
 @dataclass(frozen=True)

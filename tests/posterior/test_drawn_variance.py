@@ -96,7 +96,11 @@ def test_what_regressions_leave(kind, neighbours, monkeypatch):
     kernel, index, exact = dense_parts(model, grid)
     parts = parts_of(model, grid.points())
     with torch.no_grad():
-        found = regressions.regressions(parts.train, parts.cross, parts.prior_variance(), parts.cells, 2.0**29)
+        variance = parts.prior_variance()
+        near = regressions.neighbourhoods(parts.train, parts.cross, variance, parts.cells, 2.0**29)
+        found = near.regressions()
+    for without, own in zip(near.left(), (found.left, found.sizes()), strict=True):  # coefficients are not held
+        torch.testing.assert_close(without, own, rtol=1e-6, atol=0.0)
     weights = dense_weights(found, len(index))
     assert bool(((weights != 0).sum(-1) <= neighbours).all())
     system = kernel[index][:, index] + noise_of(model) * torch.eye(len(index), dtype=torch.float64)
@@ -125,7 +129,7 @@ def test_regressions_of_observations_on_others(neighbours, monkeypatch):
     train = parts_of(model, x).train
     with torch.no_grad():
         variance = train._diagonal().double()
-        found = regressions.regressions(train, train._linear_op, variance, None, 2.0**29)
+        found = regressions.neighbourhoods(train, train._linear_op, variance, None, 2.0**29).regressions()
     weights = dense_weights(found, len(x))
     assert float(weights.diagonal().abs().max()) == 0.0
     rest = torch.eye(len(x), dtype=torch.float64) - weights
@@ -152,7 +156,9 @@ def test_memory_bounds_coefficients(memory):
     model, grid = problem("matern32", 1e-2, False)
     parts = parts_of(model, grid.points())
     with torch.no_grad():
-        found = regressions.regressions(parts.train, parts.cross, parts.prior_variance(), parts.cells, memory)
+        found = regressions.neighbourhoods(
+            parts.train, parts.cross, parts.prior_variance(), parts.cells, memory
+        ).regressions()
     assert found.coefficients.numel() * 4 <= max(memory, 8 * 4 * found.members.numel())
     assert found.rows.size(-1) >= min(4 * found.members.size(-1), 8)
 
@@ -162,14 +168,14 @@ def test_where_there_are_no_neighbours(case):
     """Points off the grid, batches, kernels without single entries, and gradients: the prior variance is left."""
     pair = CASES[case](small=True)
     parts = parts_of(pair.ours.eval(), pair.test_x[-12:])
-    assert not drawn_variance._regressions(parts).rows.numel()
+    assert not drawn_variance._neighbourhoods(parts).rows.numel()
     parts = parts_of(pair.ours.eval(), pair.grid.points()[::7])
-    found = drawn_variance._regressions(parts)
+    found = drawn_variance._neighbourhoods(parts)
     assert bool(found.rows.numel()) == (parts.cells is not None and not parts.train.batch_shape)
     if found.rows.numel():
-        assert float((found.left / parts.prior_variance()).median()) < 0.5
+        assert float((found.left()[0] / parts.prior_variance()).median()) < 0.5
     attached = pair.ours(pair.grid.points()[::7]).lazy_covariance_matrix.parts
-    assert not drawn_variance._regressions(attached).rows.numel()
+    assert not drawn_variance._neighbourhoods(attached).rows.numel()
 
 
 # -- estimates -------------------------------------------------------------------------------------------------------
@@ -185,7 +191,8 @@ def test_both_halves_of_a_draw_are_unbiased(kind, neighbours, monkeypatch):
     torch.manual_seed(0)
     with torch.no_grad():
         prior = parts.prior_variance()
-        local = drawn_variance._regressions(parts) if neighbours else regressions.Regressions.on_nothing(prior)
+        none = regressions.Neighbourhoods.none(prior)
+        local = (drawn_variance._neighbourhoods(parts) if neighbours else none).regressions()
         left, of_mean, *_ = drawn_variance._moments(parts, local, count)
     for got, expected in ((left, exact), (of_mean, local.left - exact)):
         score = (got - expected) / expected.clamp_min(1e-9) / math.sqrt(2.0 / count)
@@ -226,7 +233,9 @@ def test_neighbours_leave_little_to_draws(kind, noise, clouds, monkeypatch):
         covered.append(((got - exact).abs() <= error).double())
     rms = float(torch.stack(off).square().mean().sqrt())
     assert rms <= 0.2 * math.sqrt(2.0 / 32)
-    assert 0.93 <= float(torch.stack(covered).mean()) <= 0.99
+    share = float(torch.stack(covered).mean())
+    assert share >= 0.93
+    assert share <= 0.99 or float((error / exact).median()) <= 0.02  # without draws, one error is stated for all points
 
 
 @pytest.mark.parametrize("noise", [1e-2, 1e-4])
@@ -310,15 +319,30 @@ def test_draws_only_where_neighbours_leave_something(neighbours, samples, monkey
         assert float((relative <= 0.02).double().mean()) >= 0.95
 
 
+def test_pilots_in_place_of_draws_that_take_long(monkeypatch):
+    """Of the variances, 95 % are within the stated error, and their mean is right."""
+    monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 64)
+    model, grid = problem("matern12", 0.1, False)
+    exact = dense_parts(model, grid)[2]
+    monkeypatch.setattr(drawn_variance, "_MANY_FLOPS", 0.0)
+    with gaps.record_solves() as solves:
+        got, error = estimate(model, grid.points(), 8)
+    assert not solves.variances[-1].num_samples
+    assert "estimated at" in solves.variances[-1].reason
+    assert float(((got - exact).abs() <= error).double().mean()) >= 0.93
+    assert float((got.sum() - exact.sum()).abs() / exact.sum()) <= 0.01
+    assert float((error / exact).median()) <= 0.1
+
+
 @pytest.mark.parametrize("neighbours", [8, 24])
 def test_what_pilots_say_of_neighbours(neighbours, monkeypatch):
     """Estimates of ``t - v`` from one solve for many pilots are within the errors that they state."""
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", neighbours)
     model, grid = problem("matern12", 1e-2, True, shape=(20, 80))
     exact, parts = dense_parts(model, grid)[2], parts_of(model, grid.points())
-    local = drawn_variance._regressions(parts)
+    local = drawn_variance._neighbourhoods(parts)
     found = pilots.pilots(parts, local)
-    assert bool((found.left == local.left[found.points]).all())
+    torch.testing.assert_close(found.left, local.left()[0][found.points], rtol=1e-10, atol=0.0)
     truth = (found.left - exact[found.points]).clamp_min(0.0)
     # errors are one standard error, judged by seven numbers
     assert float(((found.beyond - truth).abs() <= 2.0 * found.off).double().mean()) >= 0.85
