@@ -1,1 +1,1 @@
-"""Which observations are withheld, and what their predictions say of the error in the gaps."""
+"""The choice of withheld observations, and the expected error in the gaps from their predictions."""

@@ -1,23 +1,24 @@
 """Held-out check: predicts withheld observations from the others, to estimate the error in the gaps.
 
-The model expects the errors e of withheld observations to have some covariance C, noise included. If it is right,
+Let C be the covariance of the errors e of withheld observations according to the model, including noise. If the model
+is right,
 
     r = e'e / tr C
 
-is approximately a chi-square variable of ``v = (tr C)^2 / |C|_F^2`` degrees of freedom, divided by v (Satterthwaite
+is approximately a chi-square variable with ``v = (tr C)^2 / |C|_F^2`` degrees of freedom, divided by v (Satterthwaite
 1946). v is small if errors are correlated, as in one hole. The variances of the model should be multiplied by about
 
     c^2 = (v r + v0) / (v + v0)
 
-where v0 is the weight of the model's own variances, or by r itself if r cannot be chance. The mean square error to
-expect in the gaps is c^2 times the mean of the model's variances there. That is the measured error if withheld cells
-are like the gaps and there are many of them, and the model's own estimate if not.
+where v0 is the weight of the model's own variances. If r cannot be explained by chance, the factor is r. The expected
+mean square error in the gaps is c^2 times the mean of the model's variances there. If there are many withheld cells,
+and they are similar to the gaps, this is the measured error; otherwise it is close to the model's own estimate.
 
-If 95 % intervals cover fewer of the withheld observations than chance explains, as with errors of heavier tails than
-normal ones, or more than 99 % of them, all standard deviations are multiplied by the factor with which they would cover
-95 %. Intervals that cover 95 to 99 % are left: withheld observations may be easier to predict than the gaps. Field and
-noise are scaled alike: with c^2 times the kernel and c^2 times the noise, the posterior mean is the same and every
-standard deviation c times as large.
+Let p be the fraction of withheld observations inside 95 % intervals. If p is below 95 % by more than chance, as with
+heavy tails, or above 99 %, all standard deviations are multiplied by the factor with which intervals would cover 95 %.
+If p is between 95 and 99 %, nothing changes, because withheld observations may be easier to predict than the gaps.
+Field and noise are scaled together: with c^2 times the kernel and c^2 times the noise, the posterior mean is the same,
+and every standard deviation is multiplied by c.
 """
 
 import math
@@ -40,15 +41,15 @@ from gpytorch_gaps.filling.learning.predict import NORMAL_975, Prediction
 from gpytorch_gaps.posterior.scoring import Score, score_errors
 from gpytorch_gaps.reports import CalibrationWarning
 
-_COVERAGE_RANGE = (0.85, 0.99)  # of 95 % intervals, without a warning
-_MIN_CHANCE = 0.01  # probability below which a coverage outside of the range is not taken for chance
+_COVERAGE_RANGE = (0.85, 0.99)  # coverage of 95 % intervals without a warning
+_MIN_CHANCE = 0.01  # a coverage outside the range is not due to chance if its probability is smaller
 _MODEL_WEIGHT = 15.0  # v0
-_REFUTED = 1e-3  # probability of errors so large, or so small, below which the model is not trusted
+_REFUTED = 1e-3  # if errors of this size have a smaller probability, only the measured ratio r counts
 _MAX_VARIANCE_SAMPLES = 16
-_FEW_DRAWS, _MANY_DRAWS = 8, 64  # of errors, for their degrees of freedom; many if there is a dense factor
-_MAX_EXACT_ERRORS = 1000  # whose covariance is computed if there is a dense factor
-_MAX_GAPS = 500  # whose variance is computed if standard deviations are not
-_LIKE_THE_GAPS = 0.8  # withheld cells are like the gaps if their expected error is at least this share of that there
+_FEW_DRAWS, _MANY_DRAWS = 8, 64  # number of draws of errors for their degrees of freedom; many with a dense factor
+_MAX_EXACT_ERRORS = 1000  # largest number of errors whose covariance is computed if there is a dense factor
+_MAX_GAPS = 500  # number of gaps whose variance is computed if there are no standard deviations
+_LIKE_THE_GAPS = 0.8  # withheld cells are similar to the gaps if the ratio of their expected errors is at least this
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Predicted:
         return max(1.0, float((scaled.trace() / torch.linalg.matrix_norm(scaled)) ** 2))
 
     def at(self, rows: Any, unit: float = 1.0) -> "Predicted":
-        """Some of the predictions, times `unit`."""
+        """A subset of the predictions, times `unit`."""
         return Predicted(
             unit * self.mean[rows],
             unit**2 * self.variance[rows],
@@ -81,11 +82,11 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Scores of withheld observations, and what they imply for the gaps."""
+    """Scores of withheld observations, and the conclusions for the gaps."""
 
     score: Score
     variance: float
-    """Mean square error that the model expected of them."""
+    """Mean square error of the withheld observations according to the model."""
     gap_variance: float | None
     """Mean square error that the model expects in the gaps, if it was computed."""
     ratio: float

@@ -1,10 +1,10 @@
 """Which observations to withhold: cells as far from the remaining data as the gaps are from all data.
 
-Large gaps are harder to fill than scattered ones, so withheld cells have to be as far from data as the gaps are that
-are to be filled. Other gaps, such as land, are only places without data. There are three kinds of proposals: cells at
-random; copies of connected gaps at other places; and the moved mask of the gaps around a few cells. The first proposal
-whose distances to the nearest observation match those of the gaps is taken, or else the one that matches best. Copies
-keep the shape of a gap, so they match in any metric.
+Large gaps are harder to fill than scattered ones. Therefore, withheld cells must be as far from data as the gaps that
+are to be filled. (Other gaps, such as land, are only places without data.) There are three kinds of proposals: random
+cells; copies of connected gaps at other places; and the shifted mask of the gaps around a few cells. The first proposal
+is used whose distances to the nearest observation match those of the gaps; if there is none, the one that matches best.
+Copies have the shape of a gap, so they match in any metric.
 """
 
 import math
@@ -16,14 +16,14 @@ from scipy import ndimage
 
 from gpytorch_gaps.filling.learning.predict import MIN_OBSERVATIONS_TO_WITHHOLD
 
-_SCORED_SHARE, _MAX_SCORED = 0.1, 10_000  # of the observations
-_MAX_HIDDEN_SHARE = 0.5  # of the observations
-_NUM_PROPOSALS = 4  # of each kind that depends on chance
-_NUM_CENTRES = 6  # cells around which a moved mask is kept
-_MAX_TRIES = 20  # places that are tried for the copy of a gap
-_TRIES_AT_OWN_END = 10  # of these, for a gap at the end of an axis, before the other end will do as well
-_ENOUGH_COVERED = 0.9  # share of a copy on observations at which a place is accepted
-_GOOD_MISMATCH = 0.05  # difference of the logarithms of distances at which a proposal is accepted
+_SCORED_SHARE, _MAX_SCORED = 0.1, 10_000  # fraction and largest number of observations that are scored
+_MAX_HIDDEN_SHARE = 0.5  # largest fraction of observations that are hidden
+_NUM_PROPOSALS = 4  # number of proposals of each random kind
+_NUM_CENTRES = 6  # number of cells around which a shifted mask is kept
+_MAX_TRIES = 20  # number of places that are tried for the copy of a gap
+_TRIES_AT_OWN_END = 10  # for a gap at the end of an axis: number of tries before the other end is used too
+_ENOUGH_COVERED = 0.9  # a place is accepted if this fraction of the copy is on observations
+_GOOD_MISMATCH = 0.05  # a proposal is accepted if the logarithms of distances differ by less
 _QUANTILES = np.linspace(0.025, 0.975, 20)
 
 
@@ -31,8 +31,8 @@ _QUANTILES = np.linspace(0.025, 0.975, 20)
 class Withheld:
     """Flags of withheld observations, of the shape of the values.
 
-    The model that is checked is conditioned on all observations but the `hidden` ones. Those `scored` among them, a
-    tenth of all observations at most, are not used in training either.
+    For the check, the model is conditioned on all observations except the `hidden` ones. The `scored` ones are a subset
+    of these, at most a tenth of all observations. They are not used in training either.
     """
 
     hidden: np.ndarray
@@ -40,7 +40,7 @@ class Withheld:
 
 
 def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.ndarray | None = None) -> Withheld | None:
-    """The observations of `values` to withhold, None if there are too few.
+    """The observations of `values` to withhold; None if there are too few.
 
     :param targets: flags of the gaps that are to be filled. Default: all of them.
     """
@@ -66,9 +66,9 @@ def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.nda
 def _proposals(
     unknown: np.ndarray, gaps: np.ndarray, wanted: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Flags of about `wanted` observations, of more if a connected gap is larger.
+    """Flags of about `wanted` observations, or more if a connected gap is larger.
 
-    :param unknown: flags of all cells without observations, `gaps` among them.
+    :param unknown: flags of all cells without observations, including `gaps`.
     """
     yield _some_of(~unknown, wanted, generator)
     if not gaps.any():
@@ -77,7 +77,7 @@ def _proposals(
     sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
     for number in range(_NUM_PROPOSALS):
         order = generator.permutation(count)
-        if number % 2 == 0:  # among many small gaps, chance would hardly ever choose the largest
+        if number % 2 == 0:  # largest first: if there are many small gaps, a random choice would rarely include it
             order = np.concatenate([[sizes.argmax()], order])
         enough = wanted + (int(sizes.max()) if number % 2 == 0 and count > 1 else 0)
         yield _copies(unknown, labels, order, enough, generator)
@@ -91,8 +91,8 @@ def _copies(
 ) -> np.ndarray:
     """Copies of connected gaps at other places, until they cover enough observations.
 
-    :param labels: the number of the connected gap of each cell, from 1, and 0 for other cells.
-    :param order: numbers of gaps, from 0, in the order in which they are copied.
+    :param labels: the number of the connected gap of each cell, starting at 1; 0 for other cells.
+    :param order: numbers of gaps, starting at 0, in the order in which they are copied.
     """
     pieces = ndimage.find_objects(labels)
     hidden = np.zeros_like(unknown)
@@ -122,12 +122,12 @@ def _copies(
 def _elsewhere(
     piece: np.ndarray, box: tuple[slice, ...], shape: Sequence[int], generator: np.random.Generator, at_own_end: bool
 ) -> tuple[tuple[slice, ...], np.ndarray]:
-    """A random place for a gap, and the gap as it is put there, mirrored along some axes.
+    """A random place for a gap, and the gap, mirrored along some axes.
 
-    A gap at the end of an axis has data on one side only: it stays at an end.
+    A gap at the end of an axis has data on one side only. It is placed at an end too.
 
-    :param at_own_end: whether it stays at its own end, not mirrored to the other one. The two may differ: curves that
-        break off do not tell of curves whose beginnings are lost.
+    :param at_own_end: whether it is placed at the same end, and not mirrored to the other one. The ends may differ: if
+        the beginnings of curves are missing, errors at their ends are not relevant.
     """
     where = []
     for axis, (own, size) in enumerate(zip(box, shape, strict=True)):
@@ -144,7 +144,7 @@ def _elsewhere(
 
 
 def _nearest(flags: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-    """The `count` flagged cells nearest to a few random flagged cells, so clusters stay connected."""
+    """The `count` flagged cells that are nearest to a few random ones, so that clusters remain connected."""
     cells = np.argwhere(flags)
     if len(cells) <= count:
         return flags
@@ -169,7 +169,7 @@ def _flags(cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld) -> float:
-    """Mean difference between the quantiles of the log-distances to data of the scored cells and of the gaps."""
+    """Mean difference between quantiles of log-distances to data, of the scored cells and of the gaps."""
     deep, target = (
         np.quantile(np.log(ndimage.distance_transform_edt(without_data)[at]), _QUANTILES)
         for without_data, at in ((unknown | proposal.hidden, proposal.scored), (unknown, gaps))

@@ -1,11 +1,11 @@
-"""A budget of seconds: what a filling leaves out to keep to it.
+"""A budget of seconds, and the reductions of a filling that meet it.
 
-Every decision is made before the work is done, from counted work at nominal rates and from the speed of this machine
-relative to these, rounded to a power of two. It does not depend on the clock, so that a filling repeats.
+Every decision is made before the work. It depends on counted work at nominal rates, and on the speed of this machine
+relative to these, rounded to a power of two. It does not depend on the clock, so that results repeat.
 
-| in this order | |
+| in this order | reduction |
 |---|---|
-| training | fewer steps, then fewer candidate kernels, to half of the budget |
+| training | fewer steps, then fewer candidate kernels, down to half of the budget |
 | error bars | fewer draws |
 | the held-out check | left out |
 | error bars | left out |
@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 
 from gpytorch_gaps.utils.rates import machine_speed
 
-_TRAINING_SHARE = 0.5  # of the budget
-_SOLVE_FLOPS_PER_SECOND = 5e9  # of solves, on one core: products of thin matrices and transforms are bound by memory
-_DRAW_OVER_MEAN = 0.7  # cost of a draw over that of the mean
-_CHECK_DRAWS = 16  # for variances, and for the correlation of errors
-FEWEST_DRAWS, MOST_DRAWS = 8, 16  # for error bars
+_TRAINING_SHARE = 0.5  # part of the budget for training
+_SOLVE_FLOPS_PER_SECOND = 5e9  # rate of solves on one core: thin products and transforms are limited by memory
+_DRAW_OVER_MEAN = 0.7  # cost of a draw, relative to that of the mean
+_CHECK_DRAWS = 16  # number of draws for variances and for the correlation of errors
+FEWEST_DRAWS, MOST_DRAWS = 8, 16  # number of draws for error bars
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Steps of the comparison of candidates, for all of them and for the finalists, and of the final training."""
+    """Numbers of steps: of the comparison of all candidates, of the finalists, and of the final training."""
 
     first: int
     further: int
@@ -34,15 +34,15 @@ class Effort:
     candidates: int
 
     def shortened(self, share: float) -> "Effort":
-        """A share of the steps."""
+        """The same with a fraction of the steps."""
         first, further, final = (max(1, round(share * count)) for count in (self.first, self.further, self.final))
         return Effort(first, further, final, self.candidates)
 
     def seconds(self, comparison: Sequence[float], training: float, finalists: int) -> float:
         """Nominal seconds.
 
-        :param comparison: those of one step in the comparison, for each candidate.
-        :param training: those of one step of the final training.
+        :param comparison: seconds of one step in the comparison, for each candidate.
+        :param training: seconds of one step of the final training.
         """
         some = comparison[: self.candidates]
         compared = self.first * sum(some) + self.further * sum(some[:finalists]) if len(some) > 1 else 0.0

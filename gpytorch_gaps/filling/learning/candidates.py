@@ -1,12 +1,12 @@
-"""Candidate kernels, by the meaning of the axes.
+"""Candidate kernels, depending on the kinds of the axes.
 
 | axis | kernel |
 |---|---|
 | distances | Matern or squared exponential; with several columns, one length-scale per column |
 | distances with a cycle | the same, plus a periodic kernel whose shape changes slowly |
-| few labels | a free covariance, which starts from a factor analysis of all observations |
-| many labels | that of the factor analysis, of which the diagonal is scaled |
-| variables filled together | a free covariance; or for each variable a term with length-scales of its own |
+| few labels | a free covariance, initialized by a factor analysis of all observations |
+| many labels | the covariance of the factor analysis, with a scale on its diagonal |
+| variables filled together | a free covariance; or for each variable a term with its own length-scales |
 | regular axes of space | one Matern kernel of the distance in the plane, or on the sphere |
 """
 
@@ -31,30 +31,30 @@ from gpytorch_gaps.filling.learning.model import ProductTerm, positive
 from gpytorch_gaps.kernels import SphereKernel
 from gpytorch_gaps.kernels.blocks import LONG_AXIS, LONG_SERIES, regular_positions
 
-_SMOOTH = math.inf  # the roughness of a squared exponential
+_SMOOTH = math.inf  # nu of a squared exponential
 _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squared exponential"}
 MAX_FREE_LABELS = 8
-"""Windows determine the covariance of so many labels."""
+"""Largest number of labels whose covariance is determined by windows."""
 
-_LOG_LENGTHSCALE_STD = 1.5  # of the prior of a length-scale: a factor of four to either side
-_MIN_SIZE_OF_SEVERAL_SCALES = 8  # positions of the longest axis
-_SPACE = ("latitude", "longitude", "number", "position")  # kinds of axes, as they come in a block
-_MAX_BLOCK = 3  # axes of space
-_SAME_DEGREE = 1.1  # ratio of the longest to the shortest degree of longitude, up to which latitudes are a plane
+_LOG_LENGTHSCALE_STD = 1.5  # standard deviation of the prior of log length-scales: a factor of about four
+_MIN_SIZE_OF_SEVERAL_SCALES = 8  # smallest number of positions of the longest axis
+_SPACE = ("latitude", "longitude", "number", "position")  # kinds of axes, in their order in a block
+_MAX_BLOCK = 3  # largest number of axes of space
+_SAME_DEGREE = 1.1  # up to this ratio of the longest to the shortest degree of longitude, latitudes are a plane
 
 
 @dataclass(frozen=True, eq=False)
 class KernelTask:
-    """What the kernel of a grid has to model, and what it may be.
+    """The data for the choice of a kernel, and its restrictions.
 
     :param axes: the axes of the grid.
     :param variance: the variance of the data.
     :param periods: the periods of the cycles along each axis.
-    :param factors: the covariances of axes of labels, None elsewhere.
-    :param given: the user's kernels, copies of which are part of every candidate, None where one is to be chosen.
+    :param factors: the covariance for each axis of labels; None for other axes.
+    :param given: the user's kernel for each axis; every candidate contains a copy. None if a kernel is to be chosen.
     :param limits: restrictions that keep a streamed solve in memory.
-    :param cycles: those that the mean has. Along their axis, kernels model how cycles change.
-    :param variables: number of the axis of variables that are filled together, if they are.
+    :param cycles: cycles of the mean. Along their axis, kernels model how cycles change.
+    :param variables: number of the axis of variables, if several are filled together.
     """
 
     axes: Sequence[Axis]
@@ -71,9 +71,9 @@ class KernelTask:
 class KernelLimits:
     """Restrictions of the kernel.
 
-    :param one_term: whether the kernel has to be a single product.
-    :param shortest_cells: the smallest length-scale, in cells. If it is not 0, kernels are smooth: a Matern kernel
-        needs all of its eigenvectors, however long its length-scale, so a bound would not save any.
+    :param one_term: whether the kernel must be a single product.
+    :param shortest_cells: the smallest length-scale, in cells. If it is not 0, all kernels are squared exponentials: a
+        Matern kernel needs all of its eigenvectors for any length-scale.
     """
 
     one_term: bool = False
@@ -100,7 +100,7 @@ def candidates(task: KernelTask) -> list[Candidate]:
         return singles
 
     def scales(count: int) -> list[ProductTerm]:
-        # length-scales from the spacing of the cells to the extent of the grid, evenly on a logarithmic scale
+        # length-scales from the spacing of the cells to the extent of the grid, equally spaced on a logarithmic scale
         shares = [share / (count - 1) for share in range(count)]
         weights = [0.5**number for number in range(count)][::-1]
         return [make(_SMOOTH, share, variance * w / sum(weights)) for share, w in zip(shares, weights, strict=True)]
@@ -127,7 +127,7 @@ def candidates(task: KernelTask) -> list[Candidate]:
 def _term(task: KernelTask, roughness: float, share: float, scale: float) -> ProductTerm:
     """A product of kernels.
 
-    :param share: where initial length-scales lie between the spacing of the cells (0) and the extent of the grid (1).
+    :param share: initial length-scales, from the spacing of the cells (0) to the extent of the grid (1).
     """
     shortest = task.limits.shortest_cells
     kernels: list[Kernel] = []
@@ -148,11 +148,11 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
 
 
 def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Candidate]:
-    """Kernels in which each of the variables that are filled together may have its own length-scales.
+    """Kernels for variables that are filled together, with different length-scales for each variable.
 
-        Σ_v b_v b_v' k_v,    Σ_v b_v b_v' = B, the covariance of the variables at first
+        Σ_v b_v b_v' k_v,    Σ_v b_v b_v' = B, the initial covariance of the variables
 
-    With b_v along axis v the variables are independent of each other.
+    If b_v is along axis v, the variables are independent of each other.
     """
     number = task.variables
     if number is None or task.given[number] is not None or task.axes[number].size > MAX_FREE_LABELS:
@@ -168,7 +168,7 @@ def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Can
             else:
                 term = _term(task, roughness, 0.2, task.variance)
             term.kernels[term.blocks.index((number,))] = index_kernel(loading[:, None], np.full(len(loading), 0.02))
-            term.cost = 1 / len(root)  # together they are what one term is for one variable
+            term.cost = 1 / len(root)  # all of them count like one term of a single variable
             found.append(term)
         return found
 
@@ -181,10 +181,10 @@ def _with_own_scales(task: KernelTask, space: "SpatialBlock | None") -> list[Can
 
 @dataclass(frozen=True)
 class SpatialBlock:
-    """Regular axes of space whose kernel is one of the distance.
+    """Regular axes of space with a kernel of the distance.
 
     :param axes: their numbers.
-    :param on_sphere: whether they are latitude and longitude where a degree of longitude is not the same everywhere.
+    :param on_sphere: whether they are latitude and longitude, and the length of a degree of longitude varies.
     """
 
     axes: tuple[int, ...]
@@ -196,7 +196,7 @@ class SpatialBlock:
 
 
 def spatial_block(task: KernelTask) -> SpatialBlock | None:
-    """Two or three axes of space that are regular, without cycles or kernels of the user's; latitude first."""
+    """Two or three regular axes of space, without cycles or kernels of the user; latitude first. None if none fit."""
     free = [
         number
         for number, axis in enumerate(task.axes)
@@ -222,7 +222,7 @@ def is_regular(axis: Axis) -> bool:
 
 
 def goes_by_fft(axis: Axis, num_axes: int) -> bool:
-    """Whether the covariance of an axis is no matrix: it is long, regular and no labels."""
+    """Whether products with the covariance of an axis use FFTs: the axis is long, regular and not labels."""
     long = axis.size >= (LONG_SERIES if num_axes == 1 else LONG_AXIS)
     return long and axis.kind != "label" and is_regular(axis)
 
@@ -248,7 +248,7 @@ def _isotropic_terms(task: KernelTask, space: SpatialBlock, roughness: float) ->
 
 
 def _initialized(kernel: Kernel, axis: Axis, share: float) -> Kernel:
-    """The user's kernel; length-scales that were never set start between the spacing and the extent of the axis."""
+    """The user's kernel. Length-scales that were not set start between the spacing and the extent of the axis."""
     for part in kernel.modules():
         if isinstance(part, Kernel) and part.has_lengthscale and not bool(part.raw_lengthscale.any()):
             part.lengthscale = _between(axis, share)
@@ -256,7 +256,7 @@ def _initialized(kernel: Kernel, axis: Axis, share: float) -> Kernel:
 
 
 def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
-    """An initial length-scale between the spacing (share 0) and half of the extent (share 1) of the axis."""
+    """An initial length-scale, from the spacing (share 0) to half of the extent (share 1) of the axis."""
     near = max(1.5, 1.1 * shortest) * axis.spacing
     return near ** (1 - share) * max(axis.extent / 2, near) ** share
 
@@ -264,12 +264,12 @@ def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
 def _distance_kernel(
     axis: Axis, roughness: float, share: float, shortest: float, cycles: Sequence[tuple[float, bool]]
 ) -> Kernel:
-    """A stationary kernel, plus a periodic one for each period, with whether that cycle lasts."""
+    """A stationary kernel, plus a periodic one for each cycle: its period, and whether it lasts."""
     kernel: Kernel = _stationary(axis, roughness, _between(axis, share, shortest), shortest * axis.spacing)
     for period, lasting in cycles:
         shape = PeriodicKernel(period_length_constraint=positive(), lengthscale_constraint=positive())
         shape.period_length, shape.lengthscale = period, 2.0
-        shape.raw_period_length.requires_grad_(False)  # known; as a function of it the likelihood has many maxima
+        shape.raw_period_length.requires_grad_(False)  # it is known, and the likelihood has many maxima in it
         slow = RBFKernel(lengthscale_constraint=positive())
         slow.lengthscale = max(axis.extent, 5 * period) if lasting else PERIODS_PER_STRETCH * period
         repeated = ScaleKernel(ProductKernel(shape, slow), outputscale_constraint=positive())
@@ -284,7 +284,7 @@ def _stationary(axis: Axis, roughness: float, start: float, least: float) -> Ker
         "lengthscale_constraint": positive(least),
     }
     kernel = RBFKernel(**options) if math.isinf(roughness) else MaternKernel(nu=roughness, **options)
-    if columns == 1:  # a prior of the logarithm: that of the length-scale itself would depend on its units
+    if columns == 1:  # a prior of the logarithm, because one of the length-scale itself would depend on its units
         kernel.register_prior("lengthscale_prior", NormalPrior(math.log(start), _LOG_LENGTHSCALE_STD), _log_lengthscale)
     ranges = np.ptp(axis.points, axis=0)
     kernel.lengthscale = torch.tensor(

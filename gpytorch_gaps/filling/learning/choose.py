@@ -1,4 +1,4 @@
-"""Choice of the model: from values on axes to a mean function, a kernel and noise with their hyperparameters."""
+"""Choice of the model: a mean function, a kernel and noise, with hyperparameters, for values on axes."""
 
 import math
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ from gpytorch_gaps.kernels import SphereKernel
 
 NUM_WINDOWS = 6
 
-_MIN_SEEN_SHARE = 0.3  # of the mean square of the residuals, that windows have to contain
+_MIN_SEEN_SHARE = 0.3  # smallest mean square of the residuals in windows, relative to that of all residuals
 _OUTLIER_QUANTILE = 0.999
-_FEW = 1.2 * MAX_WINDOW_OBSERVATIONS  # observations that are one window
+_FEW = 1.2 * MAX_WINDOW_OBSERVATIONS  # so few observations form a single window
 _ROUNDING = 1e-13  # relative to the largest value
 
 
@@ -59,18 +59,18 @@ class ChosenModel:
 
     @property
     def noise(self) -> float:
-        """The variance of the noise that was learned, beside known errors, or the mean of those of labels."""
+        """The variance of the learned noise, without known errors. If labels have different noise, their mean."""
         return float(self.learned.likelihood.noise.detach().mean())
 
     def noise_at(self, x: Tensor) -> Tensor:
-        """The variances of the noise that was learned at points, beside known errors. shape: (Q, D) -> (Q,)"""
+        """The variances of the learned noise at points, without known errors. shape: (Q, D) -> (Q,)"""
         likelihood, noise = self.learned.likelihood, self.learned.likelihood.noise.detach().to(x.device)
         if likelihood.noise_axis is None or likelihood.grid is None:
             return noise.expand(len(x))
         return noise[x[:, likelihood.grid.columns[likelihood.noise_axis]].squeeze(-1).round().long()]
 
     def conditioned(self, part: Part, device: torch.device | None = None) -> FillModel:
-        """The model of all observations in a part of the grid."""
+        """The model, conditioned on all observations in a part of the grid."""
         grid = CartesianGrid([torch.from_numpy(axis.points).to(device) for axis in part.axes])
         y = torch.from_numpy(part.values).to(device).flatten()
         index = (~y.isnan()).nonzero().squeeze(-1)
@@ -95,11 +95,11 @@ def choose_model(
     """Chooses mean, kernel and noise, and trains them on windows of the grid.
 
     :param source: the grid and its values.
-    :param part: values from which cycles, the trend and correlations of labels are estimated: those of the whole grid
-        if it is in memory. Cycles and correlations are not estimated from less; the trend is, from wide windows.
+    :param part: values for estimates of cycles, the trend and correlations of labels: the whole grid if that is in
+        memory. From a smaller part, cycles and correlations are not estimated, and the trend is that of wide windows.
     :param limits: restrictions of the kernel.
-    :param budget: what limits the training.
-    :param variables: number of the axis of variables that are filled together, if they are.
+    :param budget: limits of the training.
+    :param variables: number of the axis of variables, if several are filled together.
     :raises ValueError: if windows contain no observations.
     """
     limits, axes = limits or KernelLimits(), source.axes
@@ -154,7 +154,7 @@ def _windows(source: GridValues, part: Part, generator: np.random.Generator) -> 
 
 
 def refitted(chosen: ChosenModel, source: GridValues, trend: bool, generator: np.random.Generator) -> ChosenModel:
-    """The model with a mean function by other observations, those of `source`."""
+    """The model with a mean function that is fitted to other observations, those of `source`."""
     whole = source.whole()
     mean = refit_mean(chosen.mean, source.axes, whole.values, trend, generator, whole.orientation)
     if mean.covariates is not None:
@@ -163,7 +163,7 @@ def refitted(chosen: ChosenModel, source: GridValues, trend: bool, generator: np
 
 
 def _labels_with_noise(factors: Sequence[LabelFactors | None]) -> tuple[int, LabelFactors] | None:
-    """The axis with most labels and their covariance, if they are many: noise differs along one axis."""
+    """The axis with the most labels and their covariance, if there are many. Noise differs along one axis only."""
     known = [(number, own) for number, own in enumerate(factors) if own is not None and len(own.own) > MAX_FREE_LABELS]
     return max(known, key=lambda one: len(one[1].own), default=None)
 
@@ -176,10 +176,11 @@ def _cycles(
     whole: bool,
     in_memory: bool,
 ) -> tuple[list[list[float]], Cycles | None]:
-    """The periods of the cycles that the kernel of each axis is to have, and the cycles that the mean has.
+    """The periods of the cycles in the kernel of each axis, and the cycles of the mean.
 
-    The mean has those of the first long axis, or of the only axis beside many labels, without a kernel of the user's,
-    if one repeats itself often enough. Few labels do better with a periodic kernel, whose uncertainty counts.
+    Cycles of the mean are those of the first long axis, or of the only axis besides many labels. It must not have a
+    kernel of the user, and one of its cycles must repeat often enough. For few labels, a periodic kernel is better,
+    because it includes the uncertainty of the cycle.
     """
     labels = [axis.size for axis in axes if axis.kind == "label"]
     table = len(labels) == len(axes) - 1 and max(labels, default=0) > MAX_FREE_LABELS
@@ -210,12 +211,12 @@ def _residuals(axes: Sequence[Axis], mean: TrendMean, cells: np.ndarray, values:
 
 
 def _mean_square(windows: Sequence[Window], axes: Sequence[Axis], mean: TrendMean) -> float:
-    """Mean square of the residuals: the variance of a trend itself would be far too large for noise and kernel."""
+    """Mean square of the residuals. (With the variance of a trend, noise and kernel would be far too large.)"""
     return float(np.mean(np.concatenate([_residuals(axes, mean, *_observations(w)) for w in windows]) ** 2))
 
 
 def _robust_squares(residuals: np.ndarray, rounding: float) -> np.ndarray:
-    """Squares about the median, the largest one in a thousand clipped, so that one bad value does not dominate.
+    """Squared differences from the median. The largest one in a thousand is clipped, against single wrong values.
 
     They are not clipped if all others are equal up to `rounding`.
     """
@@ -225,7 +226,7 @@ def _robust_squares(residuals: np.ndarray, rounding: float) -> np.ndarray:
 
 
 def _about_sphere(axes: Sequence[Axis], terms: Sequence[ProductTerm]) -> list[str]:
-    """That latitudes and longitudes are a plane, where they are."""
+    """A note if latitudes and longitudes are treated as a plane."""
     latitude = next((axis for axis in axes if axis.kind == "latitude"), None)
     longitudes = [axis.name for kind in ("longitude", "circle") for axis in axes if axis.kind == kind]
     on_sphere = all(any(isinstance(kernel, SphereKernel) for kernel in term.kernels) for term in terms)
@@ -234,8 +235,8 @@ def _about_sphere(axes: Sequence[Axis], terms: Sequence[ProductTerm]) -> list[st
     degrees = np.abs(latitude.points)
     widest, narrowest = (math.cos(math.radians(value)) for value in (degrees.min(), degrees.max()))
     return [
-        f"{latitude.name} and {longitudes[0]} are not treated as a sphere: a degree of longitude counts the same "
-        f"everywhere, though here it is {widest:.2f} to {narrowest:.2f} times one of latitude"
+        f"{latitude.name} and {longitudes[0]} are not treated as a sphere: all degrees of longitude have the same "
+        f"length in the model, but here they are {widest:.2f} to {narrowest:.2f} degrees of latitude"
     ]
 
 
@@ -250,9 +251,9 @@ def _notes(
             notes.append(f"{axis.name} has a cycle of {_words(axis, cycles)}{changes}")
     if mean.cycles is not None:
         axis = axes[mean.cycles.axis]
-        notes.append(f"{axis.name} has a cycle of {_words(axis, mean.cycles.periods)}, which is taken off first")
+        notes.append(f"{axis.name} has a cycle of {_words(axis, mean.cycles.periods)}, which is subtracted first")
     if bool((mean.slopes != 0).any()):
-        notes.append("a linear trend is taken off first")
+        notes.append("a linear trend is subtracted first")
     if mean.covariates is not None:
         terms = zip(mean.coefficients.tolist(), mean.covariates.names, strict=True)
         notes.append(f"the mean has {' + '.join(f'{value:.4g} times {name}' for value, name in terms)}")

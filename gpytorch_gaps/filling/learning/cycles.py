@@ -1,4 +1,4 @@
-"""Cycles along an axis: which there are, and those that last as a part of the mean.
+"""Cycles along an axis: their detection, and lasting cycles as a part of the mean.
 
 A cycle of period p along an axis of time is accepted if
 
@@ -6,15 +6,15 @@ A cycle of period p along an axis of time is accepted if
 
 is large enough over the series of all other cells, each with its own coefficients.
 
-On most axes a cycle is left to a periodic kernel. Along an axis of thousands of points, covariances go by FFT, and only
-the neighbours preconditioner serves. If a cycle repeats itself hundreds of times, an observation is correlated with all
-that lie a whole number of periods away, and solves take very many iterations. There the mean of the Gaussian process
-has the level and the harmonics of every series, by least squares with a penalty on what differs from the coefficients
-common to all:
+On most axes, a cycle is modelled by a periodic kernel. Along an axis of thousands of points, products use FFTs, and
+only the neighbours preconditioner is available. If a cycle repeats hundreds of times, an observation is correlated with
+all others at a distance of whole periods, and solves take very many iterations. In this case, the mean of the Gaussian
+process includes the level and the harmonics of every series. They are estimated by least squares, with a penalty on
+differences from the coefficients common to all series:
 
     min_w |y - X w|^2 + k |w - w_common|^2
 
-The kernel has to model only how a cycle changes, over some of its periods, if it does.
+The kernel then models only the changes of a cycle over several periods, if there are any.
 """
 
 import math
@@ -27,52 +27,52 @@ from torch import Tensor
 from gpytorch_gaps.filling.axes.axis import DAY, Axis
 from gpytorch_gaps.utils.tensors import first_equal_row
 
-_MIN_EXPLAINED_SHARE = 0.05  # of the variance
+_MIN_EXPLAINED_SHARE = 0.05  # smallest R2
 _HARMONICS = 2
 _MIN_PERIODS_SEEN = 1.5
-_MIN_PERIODS_SUBTRACTED = 0.9  # a year that was seen once is a trend like any other: its phases are all observed
-_MIN_PERIODS_OF_ONE = 50.0  # of which one cycle at least lasts so long: neighbours serve for eighteen years of days
-_MIN_PERIODS_OF_TABLES = 9.9  # ten years of months, less a month
+_MIN_PERIODS_SUBTRACTED = 0.9  # a single year is enough, because all of its phases are observed
+_MIN_PERIODS_OF_ONE = 50.0  # smallest number of periods of one of the cycles: with fewer, neighbours are enough
+_MIN_PERIODS_OF_TABLES = 9.9  # ten years of months, minus one month
 _MIN_POINTS_PER_PERIOD = 4
-_MAX_SERIES = 300  # series that are searched for cycles
-_MANY_PERIODS, _MANY_HARMONICS = 10.0, 4  # seen so often, a cycle has a finer shape
-_PENALTY = 0.01  # k, as a share of the points of the axis
-_MIN_DETERMINED = 0.1  # least eigenvalue of X'X / N: that of a wave that is observed in all of its phases is 0.5
+_MAX_SERIES = 300  # largest number of series that are searched for cycles
+_MANY_PERIODS, _MANY_HARMONICS = 10.0, 4  # with so many periods, a cycle has so many harmonics
+_PENALTY = 0.01  # k over the number of points of the axis
+_MIN_DETERMINED = 0.1  # smallest eigenvalue of X'X / N; it is 0.5 for a wave that is observed in all phases
 
-_MIN_STRETCHES = 4  # of an axis, to see cycles change from one to the next
-_APART = 0.5  # cycles within the axis by which two frequencies have to differ
+_MIN_STRETCHES = 4  # smallest number of sections of an axis for the detection of changes
+_APART = 0.5  # smallest difference of two frequencies, in cycles over the whole axis
 
 PERIODS_PER_STRETCH = 10
-"""Periods within which a cycle that changes is taken as constant, to find it."""
+"""Length of a section, in periods: for the detection of a changing cycle, it is constant within a section."""
 
 
 # -- which there are ---------------------------------------------------------------------------------------------------
 
 
 def find_cycles(numbers: np.ndarray, axes: Sequence[Axis]) -> list[list[float]]:
-    """For each axis, the periods of the cycles in its data."""
+    """The periods of the cycles in the data along each axis."""
     return [_explaining(numbers, i, axis, possible_periods(axis)) for i, axis in enumerate(axes)]
 
 
 def find_lasting(numbers: np.ndarray, axis: int, described: Axis) -> list[float]:
-    """The periods of the cycles along one axis that the mean may have, a year that was seen once among them."""
+    """The periods of the cycles along one axis that may be part of the mean, including the year of a single year."""
     return _explaining(numbers, axis, described, possible_periods(described, _MIN_PERIODS_SUBTRACTED))
 
 
 def last_long(axis: Axis, periods: Sequence[float], table: bool = False) -> bool:
-    """Whether one of the cycles repeats itself so often that it is not left to the kernel.
+    """Whether one of the cycles repeats so often that it is part of the mean.
 
-    :param table: whether all other axes are labels. A kernel has one covariance of labels for cycles and weather.
+    :param table: whether all other axes are labels. A kernel has the same covariance of labels for cycles and weather.
     """
     least = _MIN_PERIODS_OF_TABLES if table else _MIN_PERIODS_OF_ONE
     return any(axis.extent >= least * period for period in periods)
 
 
 def find_changing(left: np.ndarray, axis: int, described: Axis, periods: Sequence[float]) -> list[float]:
-    """The cycles that are still there in stretches of the axis, after those that last have been subtracted.
+    """The cycles that remain in sections of the axis after lasting cycles have been subtracted.
 
-    :param left: the values less the cycles that last.
-    :param periods: of these.
+    :param left: the values minus lasting cycles.
+    :param periods: periods of the lasting cycles.
     """
     times, changing = described.points[:, 0], []
     for period in periods:
@@ -91,7 +91,7 @@ def _explaining(numbers: np.ndarray, number: int, axis: Axis, periods: Sequence[
 
 
 def possible_periods(axis: Axis, min_seen: float = _MIN_PERIODS_SEEN) -> list[float]:
-    """The year, by its calendar, and the day, if the axis is fine enough, and so many of them long."""
+    """The year of the calendar, and the day, if the axis has a fine enough spacing and at least `min_seen` periods."""
     if axis.kind != "time" or axis.size < 8:
         return []
     return [
@@ -102,14 +102,14 @@ def possible_periods(axis: Axis, min_seen: float = _MIN_PERIODS_SEEN) -> list[fl
 
 
 def explained_share(numbers: np.ndarray, axis: int, times: np.ndarray, period: float) -> float:
-    """The share of the variance along `axis` that a cycle explains, less what it would explain by chance."""
+    """The fraction of the variance along `axis` that a cycle explains, minus the fraction expected by chance."""
     series = np.moveaxis(numbers, axis, 0).reshape(len(times), -1)
     counts = (~np.isnan(series)).sum(axis=0)
     parameters = 2 + 2 * _HARMONICS
     long_enough = np.flatnonzero(counts > 2 * parameters)
     if not len(long_enough):
         return 0.0
-    if len(long_enough) > _MAX_SERIES:  # evenly by their number of observations and their level, in any arrangement
+    if len(long_enough) > _MAX_SERIES:  # a choice by number of observations and level, for any arrangement of series
         levels = np.nanmean(series[:, long_enough], axis=0)
         long_enough = long_enough[np.lexsort((levels, counts[long_enough]))]
         long_enough = long_enough[np.linspace(0, len(long_enough) - 1, _MAX_SERIES).astype(int)]
@@ -135,15 +135,16 @@ def _residual_square(design: np.ndarray, y: np.ndarray) -> float:
 
 
 class Cycles(torch.nn.Module):
-    """``Σ_f (c_f cos + s_f sin)(2 pi f t)`` with coefficients of every series; f = 0 is its level.
+    """``Σ_f (c_f cos + s_f sin)(2 pi f t)`` with coefficients for every series; f = 0 is its level.
 
-    A series is all of one axis at levels of the others. A point off these levels has the coefficients of the nearest.
+    A series extends along one axis, at given levels of the others. A point off these levels has the coefficients of the
+    nearest series.
 
     :param axis: number of the axis along which t runs.
     :param levels: coordinates of all axes. shape (m_i, d_i) each.
     :param frequencies: f, in cycles per unit of t. shape (F,).
     :param coefficients: c and s. shape (series, 2, F), the last of the other axes fastest.
-    :param periods: of the cycles.
+    :param periods: periods of the cycles.
     """
 
     frequencies: Tensor
@@ -188,7 +189,7 @@ class Cycles(torch.nn.Module):
         return found
 
     def on(self, times: np.ndarray) -> np.ndarray:
-        """All series at these times. shape: (m,) -> (m, series)"""
+        """All series at the given times. shape: (m,) -> (m, series)"""
         return _design(times, self.frequencies.numpy()) @ _stacked(self.coefficients.numpy()).T
 
 
@@ -197,8 +198,8 @@ def fit_cycles(numbers: np.ndarray, axes: Sequence[Axis], axis: int, periods: Se
 
     :param numbers: values on the grid, NaN at gaps.
     :param axis: number of the axis.
-    :param periods: of the cycles. The longest are left out while their phases are not all observed.
-    :return: None if no cycle is left.
+    :param periods: periods of the cycles. The longest are left out if some of their phases are not observed.
+    :return: the cycles; None if none remains.
     """
     own, left = axes[axis], sorted(periods, reverse=True)
     series = np.moveaxis(numbers, axis, 0).reshape(own.size, -1)
@@ -214,9 +215,9 @@ def fit_cycles(numbers: np.ndarray, axes: Sequence[Axis], axis: int, periods: Se
 
 
 def _frequencies(axis: Axis, periods: Sequence[float]) -> np.ndarray:
-    """Zero, and the harmonics of all cycles below the highest that the spacing resolves, each once. shape: (F,)
+    """Zero, and the harmonics of all cycles that the spacing resolves, each once. shape: (F,)
 
-    A year that was seen once has one harmonic: others cannot be told from the weather of its seasons.
+    A single year has one harmonic: others cannot be distinguished from the weather of its seasons.
     """
     found = [0.0]
     for period in periods:
@@ -230,18 +231,18 @@ def _frequencies(axis: Axis, periods: Sequence[float]) -> np.ndarray:
 
 
 def _design(times: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Cosines, then sines but for the first. shape: (m, 2 F - 1)"""
+    """Cosines, then sines except the first. shape: (m, 2 F - 1)"""
     angle = 2.0 * np.pi * times[:, None] * frequencies
     return np.concatenate([np.cos(angle), np.sin(angle[:, 1:])], axis=1)
 
 
 def _stacked(coefficients: np.ndarray) -> np.ndarray:
-    """Those of the columns of a design. shape: (series, 2, F) -> (series, 2 F - 1)"""
+    """Coefficients in the order of the columns of a design. shape: (series, 2, F) -> (series, 2 F - 1)"""
     return np.concatenate([coefficients[:, 0], coefficients[:, 1, 1:]], axis=1)
 
 
 def _least_squares(design: np.ndarray, series: np.ndarray, penalty: float) -> np.ndarray | None:
-    """Coefficients of every series, drawn to those common to all; None if these are not well determined.
+    """Coefficients of every series, shrunk towards the common ones; None if these are not well determined.
 
     :param design: shape (m, q).
     :param series: NaN at gaps. shape (m, S).

@@ -1,11 +1,11 @@
-"""What is estimated from the observations before training: a trend, label offsets and scales.
+"""Estimates from the observations before training: a trend, label offsets and scales.
 
 The mean of the Gaussian process is
 
-    m(x) = c + b'(x - x0) + a'g(x) + offsets of labels + cycles that last
+    m(x) = c + b'(x - x0) + a'g(x) + offsets of labels + lasting cycles
 
-with backgrounds g, by least squares. Deep inside a gap the posterior mean reverts to it, and a plane is better than a
-constant where the data rise from one side to the other. Cycles are those of
+with backgrounds g, by least squares. Far inside a gap, the posterior mean is close to it. If the data rise from one
+side to the other, a plane is then better than a constant. Cycles are those of
 :mod:`gpytorch_gaps.filling.learning.cycles`, backgrounds those of :mod:`gpytorch_gaps.filling.arrays.covariates`.
 """
 
@@ -21,10 +21,10 @@ from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.learning.cycles import Cycles, fit_cycles
 from gpytorch_gaps.filling.learning.model import TrendMean
 
-_MIN_EXPLAINED_SHARE = 0.05  # of the variance, by slopes
-_MAX_SAMPLE = 200_000  # observations by which a trend is estimated
-_MAX_SCALE_RATIO = 3.0  # of the standard deviations of labels that share one noise
-_OFFSET_SHRINKAGE = 3.0  # of label offsets, in pseudo-observations
+_MIN_EXPLAINED_SHARE = 0.05  # smallest fraction of the variance that slopes must explain
+_MAX_SAMPLE = 200_000  # largest number of observations for the estimate of a trend
+_MAX_SCALE_RATIO = 3.0  # largest ratio of standard deviations of labels with the same noise
+_OFFSET_SHRINKAGE = 3.0  # shrinkage of label offsets, in pseudo-observations
 _KINDS_WITH_TREND = ("number", "time", "latitude", "longitude", "position")
 
 
@@ -38,10 +38,10 @@ def fit_mean(
 ) -> TrendMean:
     """The mean function by least squares.
 
-    :param positions: (N, d), those of the observed cells or of a sample of them.
+    :param positions: (N, d), positions of the observed cells, or of a sample of them.
     :param values: (N,), the observations there.
-    :param trend: whether slopes are estimated; they are kept if they explain enough.
-    :param cycles: those that last, which are subtracted first.
+    :param trend: whether slopes are estimated. They are kept if they explain enough.
+    :param cycles: lasting cycles, which are subtracted first.
     :param covariates: backgrounds, which are always kept.
     """
     x = coordinates(axes, positions)
@@ -85,7 +85,7 @@ def fit_mean(
 
 
 def _least_squares(design: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Coefficients of the columns of a design, the smallest ones if they are not determined, in any units."""
+    """Coefficients of the columns of a design; the smallest ones if they are not unique. Units do not matter."""
     spread = design.std(axis=0)
     spread[spread == 0] = 1.0
     found, *_ = np.linalg.lstsq(design / spread, values, rcond=None)
@@ -100,7 +100,7 @@ def refit_mean(
     generator: np.random.Generator,
     orientation: Orientation | None = None,
 ) -> TrendMean:
-    """The same mean function with coefficients by other observations: `numbers` on the grid, NaN at gaps."""
+    """The same mean function, fitted to other observations: `numbers` on the grid, NaN at gaps."""
     cycles = mean.cycles
     if cycles is not None:
         left = less_backgrounds(numbers, axes, mean.covariates, generator, orientation)
@@ -115,7 +115,7 @@ def less_backgrounds(
     generator: np.random.Generator,
     orientation: Orientation | None = None,
 ) -> np.ndarray:
-    """Values on a grid without what backgrounds explain of them."""
+    """Values on a grid, minus the part that backgrounds explain."""
     if covariates is None:
         return numbers
     sample = sample_observations(numbers, generator, orientation)
@@ -140,10 +140,10 @@ def sample_observations(
 
 
 def label_scales(numbers: np.ndarray, axes: Sequence[Axis], always: bool = False) -> np.ndarray | None:
-    """Standard deviations of the labels, to divide by, if they differ too much for one noise; else None.
+    """Standard deviations of the labels, as divisors, if they differ too much for a common noise; else None.
 
-    :param always: whether to divide by them even if they are similar, because labels have different units.
-    :return: an array of the number of dimensions of `numbers`, of size one along all axes but those of labels.
+    :param always: whether to use them even if they are similar, because labels have different units.
+    :return: an array with the dimensions of `numbers`, of size one along all axes except those of labels.
     """
     others = tuple(i for i, axis in enumerate(axes) if axis.kind != "label")
     if len(others) in (0, len(axes)):

@@ -2,8 +2,8 @@
 
     min_a Σ_w (y_w - X_w a)' A_w^-1 (y_w - X_w a),    A_w the covariance of the observations of window w
 
-The columns of X are the constant, the slopes and the backgrounds. By ordinary least squares, a smooth background also
-takes what it happens to have in common with the field, which weighs as much as hundreds of observations.
+The columns of X are the constant, the slopes and the backgrounds. In ordinary least squares, a smooth background would
+also explain its accidental correlation with the field, because hundreds of correlated observations count separately.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from gpytorch_gaps.filling.learning.windows import Window
 
 
 def generalized(mean: TrendMean, learned: Learned, axes: Sequence[Axis], windows: Sequence[Window]) -> TrendMean:
-    """The mean with coefficients by generalized least squares, if it has backgrounds; offsets and cycles are kept.
+    """The mean with coefficients by generalized least squares, if it has backgrounds. Offsets and cycles are kept.
 
-    :param learned: kernel and noise.
+    :param learned: the kernel and the noise.
     :param windows: the observations that are used.
     """
     if mean.covariates is None:
@@ -31,7 +31,7 @@ def generalized(mean: TrendMean, learned: Learned, axes: Sequence[Axis], windows
         for window in windows:
             tensors = WindowTensors.of(window, axes, mean)
             design = _design(mean, tensors.points)
-            kept = tensors.residual + design @ _coefficients(mean)  # less offsets and cycles only
+            kept = tensors.residual + design @ _coefficients(mean)  # values minus offsets and cycles
             root = torch.linalg.cholesky(_covariance(learned, tensors, mean))
             white = torch.linalg.solve_triangular(root, torch.cat([design, kept[:, None]], 1), upper=False)
             designs.append(white[:, :-1])

@@ -1,13 +1,14 @@
-"""How labels vary together: a factor analysis of all observations, gaps included in the reckoning.
+"""The covariance of labels, by a factor analysis of all observations that accounts for gaps.
 
-The values of k labels at one place of the other axes, less the mean, are
+The values of k labels at one place of the other axes, minus the mean, are
 
     y_l = b_l' z + e_l,    z ~ N(0, I_q),    e_l ~ N(0, v_l),    b_lj ~ N(0, t_j)
 
-so that their covariance is ``B B' + diag(v)``. Windows of some hundred observations could not tell the q + 1 numbers of
-each label. All places together can, by a few rounds of variational Bayes (Bishop 1999, Ghahramani & Beal 2000), each a
-regression per label and one per place on what is observed there. The variances t_j switch off factors that are not
-needed. What is left unknown of b_l counts as its own variation: v_l contains ``tr Var(b_l)``.
+so that their covariance is ``B B' + diag(v)``. Windows of a few hundred observations do not determine the q + 1 numbers
+of each label, but all places together do. They are estimated by a few rounds of variational Bayes (Bishop 1999,
+Ghahramani & Beal 2000). Each round takes one regression per label and one per place, on the observed values. Small
+variances t_j remove factors that are not needed. The remaining uncertainty of b_l is added to its own variance: v_l
+contains ``tr Var(b_l)``.
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,13 @@ from gpytorch_gaps.filling.arrays.grid_values import coordinates
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.learning.model import TrendMean
 
-_LABELS_PER_FACTOR = 3  # with fewer, factors could pass for the own variation of a label
+_LABELS_PER_FACTOR = 3  # with fewer labels, a factor cannot be distinguished from the own variation of a label
 _MAX_RANK = 12
-_MAX_PLACES = 4000  # that are used
+_MAX_PLACES = 4000  # largest number of places that are used
 _ROUNDS = 30
-_PSEUDO_OBSERVATIONS = 3.0  # of a variance, worth that of the average label
+_PSEUDO_OBSERVATIONS = 3.0  # shrinkage of variances towards that of the average label, in pseudo-observations
 _CORRELATION_PSEUDO_OBSERVATIONS = 20.0
-_LEAST_OWN = 1e-4  # variation of a label, as a share of its variance
+_LEAST_OWN = 1e-4  # smallest own variation of a label, as a fraction of its variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class LabelFactors:
 
     :param loadings: B. shape: (labels, factors)
     :param own: v. shape: (labels,)
-    :param variance: s, the mean variance of labels; that of ``B B' + diag(v)`` is one.
+    :param variance: s, the mean variance of labels. The mean of the diagonal of ``B B' + diag(v)`` is one.
     """
 
     loadings: np.ndarray
@@ -47,10 +48,10 @@ def label_factors(
 ) -> LabelFactors:
     """The covariance of the labels along one axis.
 
-    :param values: those of the whole grid, NaN at gaps.
+    :param values: values on the whole grid, NaN at gaps.
     :param axes: the axes of the grid.
     :param axis: number of the axis of labels.
-    :param mean: what is subtracted first.
+    :param mean: the mean function, which is subtracted first.
     """
     places = np.moveaxis(values, axis, -1).reshape(-1, values.shape[axis])
     used = np.flatnonzero((~np.isnan(places)).any(axis=1))
@@ -83,14 +84,14 @@ def analyse(residuals: np.ndarray) -> LabelFactors:
 
 
 def _first_guess(y: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Loadings from the leading eigenvectors of the correlations, which are shrunk if few places have both labels."""
+    """Loadings from the leading eigenvectors of the correlations. These are shrunk if few places have both labels."""
     both = known.T.astype(float) @ known
     rank = min(max(1, y.shape[1] // _LABELS_PER_FACTOR), _MAX_RANK)
     correlations = y.T @ y / (both + _CORRELATION_PSEUDO_OBSERVATIONS)
     np.fill_diagonal(correlations, 1.0)
     values, vectors = np.linalg.eigh(correlations)
     loadings = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.05, None))
-    if len(loadings) == 1:  # a single label shares nothing
+    if len(loadings) == 1:  # a single label has no common factors
         loadings = np.zeros_like(loadings)
     return loadings, np.clip(1.0 - (loadings**2).sum(axis=1), 0.1, None), np.zeros((len(loadings), rank, rank))
 
@@ -98,7 +99,7 @@ def _first_guess(y: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _improved(
     y: np.ndarray, known: np.ndarray, loadings: np.ndarray, own: np.ndarray, spread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One round: factors of every place, loadings and own variances of every label.
+    """One round: updates the factors of every place, and the loadings and own variances of every label.
 
     :param spread: covariance of the loadings of each label. shape: (labels, factors, factors)
     """

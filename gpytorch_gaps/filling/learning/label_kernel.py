@@ -1,9 +1,9 @@
-"""Kernel and noise of labels: what is known of each label is given, and one number each is learned.
+"""Kernel and noise of labels. Their profiles over labels are given; one number of each is learned.
 
     k(l, m) = b_l' b_m + a v_l [l = m],    noise of label l = s2 v_l
 
-B and v come from :mod:`gpytorch_gaps.filling.learning.label_factors`. The own variation of a label is shared out
-between a part that lasts along the other axes, with the weight a, and noise. Both are learned from windows.
+B and v come from :mod:`gpytorch_gaps.filling.learning.label_factors`. The own variation of a label has two parts: one
+that is correlated along the other axes, with the weight a, and noise. The sizes of both are learned from windows.
 """
 
 import math
@@ -21,13 +21,13 @@ from gpytorch_gaps.filling.learning.model import ProductTerm, positive
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
-_FIRST_SHARE = 0.5  # of the own variation that lasts
-_LABEL_RANK = 5  # of free covariances
-_LEAST_PROFILE = 0.02  # noise variance of a label over that of the average label
+_FIRST_SHARE = 0.5  # initial fraction of the own variation that is not noise
+_LABEL_RANK = 5  # rank of free covariances
+_LEAST_PROFILE = 0.02  # smallest noise variance of a label, relative to that of the average label
 
 
 class LabelKernel(IndexKernel):
-    """``B B' + a diag(v)``, of which only a is learned."""
+    """``B B' + a diag(v)``. Only a is learned."""
 
     def __init__(self, factors: LabelFactors) -> None:
         labels, rank = factors.loadings.shape
@@ -48,7 +48,7 @@ class LabelKernel(IndexKernel):
 
 
 class ProfileNoise(Noise):
-    """Noise variances of labels in given proportions; their mean is learned."""
+    """Noise variances of labels in given proportions. Their mean is learned."""
 
     def __init__(self, profile: Tensor, variance: float, floor: float) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def label_likelihood(grid: CartesianGrid, axis: int, factors: LabelFactors, floo
     """Noise in the proportions of the own variation of labels.
 
     :param axis: the axis of labels.
-    :param floor: the smallest mean noise, as a share of the variance of labels.
+    :param floor: the smallest mean noise, as a fraction of the variance of labels.
     """
     own = torch.from_numpy(factors.own)
     profile = (own / own.mean()).clamp_min(_LEAST_PROFILE)
@@ -81,7 +81,7 @@ def label_likelihood(grid: CartesianGrid, axis: int, factors: LabelFactors, floo
 
 
 def on_part(likelihood: GappyGridLikelihood, grid: CartesianGrid) -> GappyGridLikelihood:
-    """The likelihood on a part of the grid that it was learned for: an ordinary one, with the noise of its labels."""
+    """The likelihood for a part of the grid: an ordinary likelihood with the noise of the labels there."""
     if likelihood.noise_axis is None:
         return likelihood
     labels = grid.axes[likelihood.noise_axis].squeeze(-1).long()
@@ -91,7 +91,7 @@ def on_part(likelihood: GappyGridLikelihood, grid: CartesianGrid) -> GappyGridLi
 
 
 def own_variance(terms: Sequence[ProductTerm], likelihood: GappyGridLikelihood) -> Tensor:
-    """Mean variance of what the labels with noise of their own do not share, noise included."""
+    """Mean of the own variance of labels, including noise, if labels differ in noise."""
     total = likelihood.noise.mean()
     for term in terms:
         kernel = term.kernels[term.blocks.index((likelihood.noise_axis,))]
@@ -101,7 +101,7 @@ def own_variance(terms: Sequence[ProductTerm], likelihood: GappyGridLikelihood) 
 
 
 def free_covariance(size: int, factors: LabelFactors | None) -> Kernel:
-    """``B B' + diag(v)``, initialized with the leading eigenvectors of what is known; v is the remainder."""
+    """``B B' + diag(v)``, initialized with the leading eigenvectors of the known covariance; v is the remainder."""
     rank, matrix = min(size, _LABEL_RANK), covariance_of(size, factors)
     values, vectors = np.linalg.eigh(matrix)
     root = vectors[:, -rank:] * np.sqrt(np.clip(values[-rank:], 0.0, None))
@@ -109,7 +109,7 @@ def free_covariance(size: int, factors: LabelFactors | None) -> Kernel:
 
 
 def covariance_of(size: int, factors: LabelFactors | None) -> np.ndarray:
-    """The covariance of labels, that of independent ones if nothing is known."""
+    """The covariance of labels. Without factors, labels are independent."""
     return np.eye(size) if factors is None else factors.loadings @ factors.loadings.T + np.diag(factors.own)
 
 

@@ -2,9 +2,9 @@
 
     log p = Σ_w log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + s2 I + D_w)
 
-D_w has the known variances of the errors of measurements, if there are any. Windows are treated as independent, which
-only costs precision of the estimate. Candidate kernels are compared by short runs on a few windows, the best of them by
-longer runs, and the winner is trained on all windows.
+D_w are the known variances of measurement errors, if there are any. Windows are treated as independent, which only
+makes the estimate less precise. Candidate kernels are compared by short runs on a few windows, and the best of them by
+longer runs. The best one is trained on all windows.
 """
 
 import math
@@ -28,28 +28,28 @@ from gpytorch_gaps.training.history import History
 from gpytorch_gaps.utils.progress import with_bar
 from gpytorch_gaps.utils.threads import threads_for
 
-FIRST_STEPS, FURTHER_STEPS = 10, 20  # of all candidates, and of the finalists after these
+FIRST_STEPS, FURTHER_STEPS = 10, 20  # steps of all candidates, and additional steps of the finalists
 _FINALISTS = 3
 _LEARNING_RATE = 0.15
 _MIN_GAIN_PER_TERM = 0.01  # nats per observation
-_DOUBLE_GAIN_OBSERVATIONS = 4e5  # solves of more observations take longer, so another term has to gain more
+_DOUBLE_GAIN_OBSERVATIONS = 4e5  # with so many observations, a further term must gain twice as much: solves are slower
 
 Candidate = tuple[str, Callable[[], list[ProductTerm]]]
-"""The name of a kernel, and a function that makes its terms."""
+"""The name of a kernel, and a function that creates its terms."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """Observations of windows, and what is known before training.
+    """Observations of windows, and estimates from before the training.
 
     :param windows: observations to learn from.
     :param axes: the axes of the whole grid.
     :param mean: the mean function, which is not trained.
-    :param variance: the variance that the kernel and the noise have to explain.
-    :param noise_floor: the smallest noise, as a share of the variance.
-    :param num_observations: those of the whole grid.
+    :param variance: the variance that the kernel and the noise must explain.
+    :param noise_floor: the smallest noise, as a fraction of the variance.
+    :param num_observations: number of observations of the whole grid.
     :param labels: an axis of labels and their covariance, if labels differ in noise.
-    :param variables: number of the axis of variables that are filled together; each has noise of its own.
+    :param variables: number of the axis of variables that are filled together. Each has its own noise.
     """
 
     windows: Sequence[Window]
@@ -62,7 +62,7 @@ class TrainingData:
     variables: int | None = None
 
     def make_likelihood(self) -> GappyGridLikelihood:
-        """Noise before training."""
+        """The likelihood with the noise before training."""
         grid = CartesianGrid([torch.from_numpy(axis.points) for axis in self.axes])
         if self.labels is None:
             return make_likelihood(self.variance, self.noise_floor, grid=grid, noise_axis=self.variables)
@@ -70,13 +70,13 @@ class TrainingData:
 
     @property
     def own_variance(self) -> float | None:
-        """Mean variance of what labels do not share, if labels differ in noise."""
+        """Mean of the own variance of labels, if labels differ in noise."""
         return None if self.labels is None else float(self.labels[1].variance * self.labels[1].own.mean())
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A kernel and noise with their hyperparameters, and how they were found."""
+    """A kernel and noise with their hyperparameters, and the record of their training."""
 
     name: str
     terms: list[ProductTerm]
@@ -87,9 +87,9 @@ class Learned:
 
 
 class Contender:
-    """A candidate on some windows, trained step by step. `loss` is the smallest of the latest steps.
+    """A candidate on some windows, trained step by step. `loss` is the smallest loss of the last steps.
 
-    Steps are those of :func:`fit`, without its records, checkpoints and ways back.
+    Steps are those of :func:`fit`, without records, checkpoints and resets.
     """
 
     def __init__(self, found: Learned, windows: Sequence[WindowTensors], mean: TrendMean) -> None:
@@ -125,14 +125,14 @@ def learn(
     """The best of the candidates, trained on all windows.
 
     :param candidates: kernels to compare.
-    :param data: what to learn from.
-    :param steps: optimizer steps of the final training, at most.
-    :param progress: whether to show a bar for the final training.
-    :param budget: what limits steps and candidates.
+    :param data: the training data.
+    :param steps: largest number of optimizer steps of the final training.
+    :param progress: whether to show a progress bar for the final training.
+    :param budget: limits of steps and candidates.
     """
     min_gain = _MIN_GAIN_PER_TERM * (1 + data.num_observations / _DOUBLE_GAIN_OBSERVATIONS)
     windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
-    few = [*windows[:1], *windows[1:][-2:]]  # one of neighbouring cells and two with strides
+    few = [*windows[:1], *windows[1:][-2:]]  # one window of neighbouring cells and two with strides
     field = [Learned(name, make(), data.make_likelihood(), data.own_variance) for name, make in candidates]
     effort = Effort(FIRST_STEPS, FURTHER_STEPS, steps, len(field))
     if budget is not None and budget.is_limited:
@@ -150,7 +150,7 @@ def _step_seconds(found: Learned, windows: Sequence[WindowTensors]) -> float:
 def _best_of(
     field: Sequence[Learned], windows: Sequence[WindowTensors], mean: TrendMean, min_gain: float, effort: Effort
 ) -> Learned:
-    """The candidate with the smallest loss after some steps, where another term costs `min_gain`."""
+    """The candidate with the smallest loss after some steps. Each further term adds `min_gain` to the loss."""
     contenders = [Contender(found, windows, mean) for found in field]
     with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
         for length, survivors in ((effort.first, _FINALISTS), (effort.further, 1)):

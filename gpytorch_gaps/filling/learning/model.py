@@ -2,9 +2,9 @@
 
     k(x, x') = Σ_t s_t Π_i k_ti(x_i, x_i')
 
-One term is the product kernel of Evans & Nair (2018). Several squared exponentials of growing length-scale are a
-mixture of scales. Each of these terms is both separable and isotropic, so their sum approximates isotropic kernels that
-are not products: rough ones and those of several scales.
+One term is the product kernel of Evans & Nair (2018). Several squared exponentials with increasing length-scales are a
+mixture of scales. Each of these terms is both separable and isotropic. Therefore, their sum can approximate isotropic
+kernels that are not products: rough kernels, and kernels with several scales.
 """
 
 import itertools
@@ -26,32 +26,32 @@ from gpytorch_gaps.kernels import GappyGridKernel
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
 NOISE_FLOOR, NOISE_FLOOR_OF_MANY = 1e-6, 1e-3
-"""Smallest noise variance, as a share of the variance of the data.
+"""Smallest noise variance, as a fraction of the variance of the data.
 
-Systems of many observations are solved by iterations, and small noise needs more of them.
+Large systems are solved by iterations, and small noise needs more of them.
 """
 
 MANY_OBSERVATIONS = 4000
 
 
 def positive(least: float = 0.0) -> GreaterThan:
-    """Constraint of a parameter that is learned by its logarithm: steps are relative, whatever its units."""
+    """Constraint of a parameter that is learned by its logarithm: steps are relative, and units do not matter."""
     return GreaterThan(least, transform=torch.exp, inv_transform=torch.log)
 
 
 class ProductTerm(torch.nn.Module):
-    """``s Π_i k_i``, not bound to a grid: windows and the whole grid share its parameters.
+    """``s Π_i k_i`` without a grid. Windows and the whole grid share its parameters.
 
     :param kernels: one kernel per axis, or per block of axes.
     :param scale: the initial value of s.
-    :param blocks: the axes of each kernel. Default: one each.
+    :param blocks: the axes of each kernel. Default: one axis each.
     """
 
     def __init__(self, kernels: Sequence[Kernel], scale: float, blocks: Sequence[Sequence[int]] | None = None) -> None:
         super().__init__()
         self.blocks = tuple(map(tuple, blocks)) if blocks else tuple((axis,) for axis in range(len(kernels)))
         self.kernels = torch.nn.ModuleList(kernels)
-        self.cost = 1.0  # in the choice of a kernel, in units of one more term
+        self.cost = 1.0  # penalty in the choice of a kernel, in units of one term
         self.raw_outputscale = torch.nn.Parameter(torch.tensor(math.log(scale), dtype=torch.float64))
 
     @property
@@ -61,7 +61,7 @@ class ProductTerm(torch.nn.Module):
     def on(self, grid: CartesianGrid) -> ScaleKernel:
         """The term as a kernel on a grid, with the same parameters, not copies of them.
 
-        A grid kernel takes axes of a block that lie side by side. Other axes are rearranged for it; inputs are not.
+        The axes of a block must be neighbours in a grid kernel. If they are not, axes are rearranged, but not inputs.
         """
         order = [axis for block in self.blocks for axis in block]
         if order == sorted(order):
@@ -80,20 +80,20 @@ class ProductTerm(torch.nn.Module):
 
 
 def grid_columns(grid: CartesianGrid, axes: Sequence[int]) -> list[int]:
-    """The columns of the inputs that belong to these axes of a grid, in their order."""
+    """The columns of the inputs that belong to the given axes of a grid, in their order."""
     return [column for axis in axes for column in range(grid.columns[axis].start, grid.columns[axis].stop)]
 
 
 class TrendMean(Mean):
-    """``c + b'(x - x0)`` plus offsets of labels, cycles and backgrounds: estimated before training, and not trained.
+    """``c + b'(x - x0)`` plus offsets of labels, cycles and backgrounds, estimated before training and not trained.
 
     :param constant: c.
-    :param slopes: b, zero where there is no trend. shape (D,).
+    :param slopes: b, zero for columns without a trend. shape (D,).
     :param centre: x0. shape (D,).
-    :param offsets: pairs of a column of x that holds codes 0, 1, .. and the offset of each code.
-    :param cycles: those that last, a function of x.
+    :param offsets: pairs of a column of x with codes 0, 1, .. and the offset of each code.
+    :param cycles: lasting cycles, a function of x.
     :param covariates: backgrounds, functions of x.
-    :param coefficients: those of the backgrounds. shape (K,).
+    :param coefficients: coefficients of the backgrounds. shape (K,).
     """
 
     coefficients: Tensor
@@ -120,12 +120,12 @@ class TrendMean(Mean):
 
     @property
     def varies(self) -> bool:
-        """Whether the mean is more than a constant."""
+        """Whether the mean is not constant."""
         parts = (self.cycles, self.covariates)
         return bool((self.slopes != 0).any() or self._columns or any(part is not None for part in parts))
 
     def with_coefficients(self, constant: Tensor, slopes: Tensor, coefficients: Tensor) -> "TrendMean":
-        """The same mean with another constant, other slopes where there are some, and other coefficients."""
+        """The same mean with another constant, other coefficients and, if there are any, other slopes."""
         offsets = [(column, getattr(self, f"offsets_{column}")) for column in self._columns]
         all_slopes = self.slopes.clone()
         all_slopes[self.slopes != 0] = slopes
@@ -145,8 +145,8 @@ class TrendMean(Mean):
 class FillModel(gpytorch.models.ExactGP):
     """The exact Gaussian process behind ``fill_gaps``, an ordinary ``ExactGP`` in the units of the data.
 
-    ``model.likelihood(model(x))`` predicts measurements anywhere. The columns of x are the coordinates of the axes:
-    numbers as they are, times as days since the first, positions on a circle as points of the plane.
+    ``model.likelihood(model(x))`` predicts measurements at any point. The columns of x are the coordinates of the axes:
+    unchanged numbers, days since the first time, and points of the plane for positions on a circle.
 
     :param x: coordinates of the observations, shape (N, D).
     :param y: observations, shape (N,).
@@ -180,7 +180,7 @@ def make_likelihood(
     grid: CartesianGrid | None = None,
     noise_axis: int | None = None,
 ) -> GappyGridLikelihood:
-    """Noise that starts as a share of the variance of the data, one for all or one per level of an axis of a grid."""
+    """Noise, initially a fraction of the variance of the data: one for all, or one per level of an axis of a grid."""
     likelihood = GappyGridLikelihood(
         noise_axis=noise_axis,
         grid=None if noise_axis is None else grid,
@@ -191,12 +191,12 @@ def make_likelihood(
 
 
 def with_known_noise(learned: Tensor, known: Tensor, elsewhere: float) -> GappyGridLikelihood:
-    """Noise of which a part was known: its variance at each observation is ``learned + known``, (N,) both.
+    """Noise with a known part: its variance at each observation is ``learned + known``, both of shape (N,).
 
-    :param elsewhere: the known part at points that are no observations.
+    :param elsewhere: the known part at points without an observation.
     """
     variances = learned + known
-    if bool((variances == variances[0]).all()):  # a single one keeps all methods of solution
+    if bool((variances == variances[0]).all()):  # for a single variance, all methods of solution are available
         variances = variances[:1]
     return GappyGridLikelihood(noise=variances, noise_elsewhere=float(learned.mean()) + elsewhere)
 

@@ -1,4 +1,4 @@
-"""Predictions of a model in memory: the mean is solved for once, variances are exact where that is cheap."""
+"""Predictions of a model in memory: one solve for the mean; variances are exact if that is cheap."""
 
 import math
 import warnings
@@ -18,31 +18,31 @@ from gpytorch_gaps.reports import ApproximateVarianceWarning, SolveReport, recor
 from gpytorch_gaps.utils.rates import nominal_rates
 
 MIN_OBSERVATIONS_TO_WITHHOLD = 30
-"""With fewer observations none are withheld, and standard deviations are widened instead."""
+"""With fewer observations, none are withheld, and standard deviations are widened instead."""
 
 NORMAL_975 = 1.959964
-"""95 % of a normal variable lie within so many standard deviations."""
+"""The 95 % interval of a normal variable is plus or minus so many standard deviations."""
 
 _RELATIVE_RESIDUAL = 1e-4  # required in addition to the certified error of the mean
-_LOOSER = 10.0  # factor on the tolerances of variances and of the held-out check, whose own errors are larger
-_DRAW_RESIDUAL = 0.1  # root mean square, in units of the noise: 1 % more noise would change variances as much
-_MAX_DENSE = 1600  # observations that are always factorized; five times as many if that is cheaper than iterations
-_MAX_EXACT_VARIANCE_FLOPS = 5e11  # some seconds; of a check a tenth, as draws tell its mean square error well
-_SAMPLED_VARIANCE_FLOPS = 6e12  # about a minute or two on two cores
-_DRAW_OVER_MEAN_FLOPS = 0.7  # cost of a draw, at the looser tolerance, over that of the mean
+_LOOSER = 10.0  # factor on the tolerances of variances and of the held-out check, which have larger errors anyway
+_DRAW_RESIDUAL = 0.1  # root mean square in units of the noise: its effect on variances is that of 1 % more noise
+_MAX_DENSE = 1600  # so many observations are always factorized; five times as many if it is cheaper than iterations
+_MAX_EXACT_VARIANCE_FLOPS = 5e11  # a few seconds; a tenth for a check, where draws are accurate enough
+_SAMPLED_VARIANCE_FLOPS = 6e12  # one or two minutes on two cores
+_DRAW_OVER_MEAN_FLOPS = 0.7  # cost of a draw, at the looser tolerance, relative to that of the mean
 
 
 class Prediction:
     """The posterior of a model at some points.
 
-    The mean is solved for on construction. Variances and draws use the same posterior with looser tolerances. What the
-    solve of a draw leaves of its observations acts like further noise of these: it is kept small beside the noise.
+    The constructor solves for the mean. Variances and draws use the same posterior with looser tolerances. The residual
+    of the solve for a draw has the effect of additional noise, so it is kept small in comparison with the noise.
 
     :param model: a conditioned model.
     :param x: points, shape (Q, D).
-    :param options: for the tolerance of the mean.
-    :param quick: whether the mean is solved to the looser tolerance too, variances come from draws sooner, and these
-        draws are kept.
+    :param options: options with the tolerance of the mean.
+    :param quick: whether to use the looser tolerance for the mean too, to prefer draws for variances, and to keep these
+        draws.
     """
 
     def __init__(self, model: FillModel, x: Tensor, options: Options, quick: bool = False) -> None:
@@ -54,15 +54,15 @@ class Prediction:
         self._residual_of_draws = _DRAW_RESIDUAL * math.sqrt(model.train_targets.numel())
         self._drawn: Tensor | None = None
         self.how_variances = "exact"
-        """What the variances come from, once they have been asked for."""
+        """The method of the variances in words, once they have been computed."""
 
     @property
     def is_factorized(self) -> bool:
-        """Whether the mean comes from a dense factor, which serves all further solves."""
+        """Whether the mean comes from a dense factor, which is used in all further solves."""
         return self.solve is None or self.solve.method == "cholesky"
 
     def variance(self, max_samples: int = 16) -> Tensor:
-        """Variances of the field, without noise: exact, or from at most so many samples. shape: (Q,)"""
+        """Variances of the field, without noise: exact, or from at most `max_samples` samples. shape: (Q,)"""
         each = 0.0 if self.is_factorized or self.solve is None else self.solve.flops
         effort = each * len(self.mean) * (_LOOSER if self._quick else 1.0)
         with (
@@ -71,7 +71,7 @@ class Prediction:
             record_solves() as solves,
         ):
             self._covariance = self._posterior.lazy_covariance_matrix.in_current_settings()
-            if self._quick:  # its draws are asked for as well
+            if self._quick:  # the draws will be needed too
                 variance, self._drawn = self._covariance.variance_and_draws()
             else:
                 variance = self._covariance.diagonal(dim1=-1, dim2=-2)  # .variance is clamped at 1e-10
@@ -86,7 +86,7 @@ class Prediction:
             return self._covariance.to_dense()
 
     def draws(self, count: int) -> Tensor:
-        """Draws of the field minus its mean, after :meth:`variance`: `count`, or those that it made. shape: (n, Q)"""
+        """Draws of the field minus its mean, after :meth:`variance`: `count`, or those of variances. shape: (n, Q)"""
         if self._drawn is not None:
             return self._drawn
         with prediction_settings(self._options, _LOOSER, self._residual_of_draws):
@@ -98,7 +98,7 @@ def variance_budget(solve_flops: float, exact_flops: float, max_samples: int) ->
     """Settings with which variances take seconds, or about a minute.
 
     :param solve_flops: the cost of one solve, 0 if there is a dense factor.
-    :param exact_flops: the cost of exact variances, a solve for every point.
+    :param exact_flops: the cost of exact variances, with one solve per point.
     """
     affordable = _SAMPLED_VARIANCE_FLOPS / max(_DRAW_OVER_MEAN_FLOPS * solve_flops, 1.0)
     samples = int(min(max_samples, max(settings.variance_samples.minimum, affordable)))
@@ -109,9 +109,9 @@ def variance_budget(solve_flops: float, exact_flops: float, max_samples: int) ->
 
 @contextmanager
 def prediction_settings(options: Options, looser: float = 1.0, residual: float = 0.0) -> Iterator[None]:
-    """Settings of all predictions; the report says where variances come from samples, so no warning does.
+    """Settings of all predictions. There are no warnings of variances from samples, because the report mentions them.
 
-    :param residual: what solves of data may leave in any case, its norm in units of the noise.
+    :param residual: a norm of residuals, in units of the noise, that solves for data may always leave.
     """
     with (
         torch.no_grad(),
@@ -131,7 +131,7 @@ def prediction_settings(options: Options, looser: float = 1.0, residual: float =
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, the same call gives the same numbers, by a seed and nominal rates. Restores the user's random state."""
+    """Inside, results repeat: there is a seed, and nominal rates. At the end, restores the user's random state."""
     with torch.random.fork_rng(devices=[]), nominal_rates():
         torch.manual_seed(seed)
         yield
@@ -145,8 +145,8 @@ def ignore_sparse_warning() -> None:
 def widening(num_observations: int) -> float:
     """The factor on standard deviations for the uncertainty of hyperparameters from few observations.
 
-    A mean and a variance that are estimated from n observations lead to ``sqrt(n / (n - 1))`` times Student's t; about
-    half of the degrees of freedom are used up by length-scales and noise.
+    If a mean and a variance are estimated from n observations, predictions have ``sqrt(n / (n - 1))`` times Student's
+    t distribution. About half of the degrees of freedom are used for length-scales and noise.
     """
     if num_observations >= MIN_OBSERVATIONS_TO_WITHHOLD:
         return 1.0

@@ -2,9 +2,9 @@
 
     log N(y_w | m_w, Σ_t s_t ∘_i K_ti[c_i, c_i] + S_w + D_w)
 
-S_w is the noise that is learned, one variance or one for each label. D_w has the known variances of measurement errors,
-if there are any. A window has few positions along an axis and some hundred observations. A kernel is called once for
-all windows, at positions or at lags, not at all pairs of observations.
+S_w is the learned noise, with one variance, or one for each label. D_w are the known variances of measurement errors,
+if there are any. A window has few positions along an axis, and a few hundred observations. A kernel is called once for
+all windows, at positions or at lags, and not at all pairs of observations.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from gpytorch_gaps.filling.learning.windows import Window
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.likelihoods import GappyGridLikelihood
 
-_LOG_OWN_STD = 0.05  # of the prior of what labels do not share
-_SAME_LAG = 1e-9  # of the largest lag: lags that differ by less are one
+_LOG_OWN_STD = 0.05  # standard deviation of the log-normal prior of the own variance of labels
+_SAME_LAG = 1e-9  # lags are equal if they differ by less than this fraction of the largest
 
 
 @dataclass(frozen=True, eq=False)
 class WindowTensors:
-    """A window as tensors. `picks` are rows of the identity, (N, m_i), as of :mod:`gpytorch_gaps.autograd`."""
+    """A window as tensors. `picks` are rows of the identity, (N, m_i), as in :mod:`gpytorch_gaps.autograd`."""
 
     grid: CartesianGrid
     picks: list[Tensor]
@@ -55,10 +55,10 @@ class WindowTensors:
 
 
 class WindowFactors:
-    """The covariance matrices of several windows along some axes, by one call of a kernel for all windows.
+    """The covariance matrices of several windows along some axes, with a single call of a kernel.
 
-    A kernel is called at distinct places, of which every observation picks one. A stationary kernel of a block of axes
-    is called at the distinct lags of the observations, of which there are few on a grid.
+    The kernel is called at distinct places, and every observation picks one of them. A stationary kernel of a block of
+    axes is called at the distinct lags of the observations. On a grid, there are only few.
     """
 
     def __init__(self, windows: Sequence[WindowTensors], axes: Sequence[int], stationary: bool) -> None:
@@ -88,14 +88,14 @@ class WindowFactors:
         lags = torch.cat([lags for lags, _ in self._lags])
         values = kernel(lags, torch.zeros_like(lags[:1])).to_dense()
         own = values.squeeze(-1).split([len(lags) for lags, _ in self._lags])
-        # indexing by more than one dimension is far slower, above all backwards
+        # indexing by more than one dimension is much slower, especially in the backward pass
         return [
             values.index_select(0, at.flatten()).view(at.shape) for values, (_, at) in zip(own, self._lags, strict=True)
         ]
 
 
 def _distinct_lags(window: WindowTensors, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The distinct lags along each of the axes, in all combinations, and which of them two observations have.
+    """All combinations of the distinct lags along the axes, and the index of the lag of each pair of observations.
 
     shape: (lags, D), (N, N)
     """
@@ -114,11 +114,11 @@ def _distinct_lags(window: WindowTensors, axes: Sequence[int]) -> tuple[Tensor, 
 class WindowLogLikelihood(ExactMarginalLogLikelihood):
     """The composite log marginal likelihood of several windows, per observation, with the priors of the kernels.
 
-    Windows share the kernels of `model`, which is the model of the first of them. All are evaluated by dense algebra,
-    so the lazy prior of the first that GPyTorch passes in is not evaluated.
+    Windows share the kernels of `model`, which is the model of the first window. All windows are evaluated by dense
+    algebra. GPyTorch passes the lazy prior of the first window, which is not evaluated.
 
-    :param own_variance: what labels do not share, noise included, is this in the mean, by a narrow log-normal prior:
-        windows have few of the labels.
+    :param own_variance: centre of a narrow log-normal prior for the mean of the own variance of labels, including
+        noise. It is needed because windows contain few of the labels.
     """
 
     def __init__(

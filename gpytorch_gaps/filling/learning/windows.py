@@ -1,7 +1,7 @@
-"""Windows: small parts of a grid from which hyperparameters are learned, some dense, some with strides.
+"""Windows: small parts of a grid from which hyperparameters are learned, some without and some with strides.
 
-Each window is a grid itself, ``start, start + stride, ..`` along every axis, with few enough observations for dense
-algebra. Neighbouring cells determine roughness, noise and short length-scales, cells far apart the long length-scales.
+Each window is a grid, ``start, start + stride, ..`` along every axis, with few enough observations for dense algebra.
+Neighbouring cells determine roughness, noise and short length-scales. Distant cells determine long length-scales.
 """
 
 import math
@@ -16,18 +16,18 @@ from gpytorch_gaps.filling.arrays.grid_values import GridValues, even_sides
 from gpytorch_gaps.filling.arrays.orientation import Orientation
 
 MAX_WINDOW_OBSERVATIONS = 360
-"""A Cholesky factor of so many observations takes a few milliseconds."""
+"""The Cholesky factorization of so many observations takes a few milliseconds."""
 
 _MAX_CELLS_READ = 4_000_000  # per window
-_MAX_TRIES = 12  # places that are tried for a window
-_FULL_ENOUGH = 0.6  # share of the possible observations at which a place is accepted
+_MAX_TRIES = 12  # number of places that are tried for a window
+_FULL_ENOUGH = 0.6  # a place is accepted if the window has this fraction of the possible observations
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
     """`positions` along each axis, and the observed cells of their product: `cells` (N, d) and `values` (N,).
 
-    `noise` (N,) has the known variances of their errors, zero if none are known.
+    `noise` (N,) are the known variances of their errors, zero if they are not known.
     """
 
     positions: list[np.ndarray]
@@ -39,7 +39,7 @@ class Window:
         return len(self.values)
 
     def spans(self, shape: Sequence[int]) -> bool:
-        """Whether the observations reach over more than half of every axis of a grid."""
+        """Whether the observations extend over more than half of every axis of a grid."""
         return all(at[-1] - at[0] >= (size - 1) / 2 for at, size in zip(self.positions, shape, strict=True))
 
 
@@ -56,11 +56,11 @@ def choose_windows(
     density: float = 1.0,
     through: np.ndarray | None = None,
 ) -> list[Window]:
-    """`count` windows: two in three of neighbouring cells, the others with strides up to the size of the grid.
+    """`count` windows: two thirds have neighbouring cells, the others have strides up to the size of the grid.
 
-    :param source: the grid and its values. Labels have no distances: they are chosen at random. Windows are chosen in
-        its canonical order.
-    :param density: the share of cells that are observed. If it is small, windows are wide.
+    :param source: the grid and its values. Windows are chosen in its canonical order. Labels have no distances, and are
+        chosen at random.
+    :param density: the fraction of cells that are observed. If it is small, windows are wide.
     :param through: cells (count, d), one per window to contain. Default: windows lie anywhere.
     """
     turn = source.orientation
@@ -93,7 +93,7 @@ def choose_windows(
 
 
 def _for_user(window: Window, turn: Orientation) -> Window:
-    """A window in canonical order in that of the user, its positions ascending."""
+    """Converts a window from the canonical order to that of the user, with ascending positions."""
     positions = turn.positions(window.positions)
     places = [np.argsort(at) for at in positions]
     cells = turn.columns(window.cells.numpy())

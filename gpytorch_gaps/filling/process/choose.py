@@ -1,4 +1,4 @@
-"""The filling of an array in memory: which observations are believed, which transform is best, and the model chosen."""
+"""The filling of an array in memory: the choice of observations that are used, of a transform, and of a model."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ from gpytorch_gaps.filling.transforms.transform import Transform
 def choose_filling(
     adapter: ArrayAdapter, numbers: np.ndarray, targets: Targets, options: Options
 ) -> tuple[InMemoryFilling, ChosenModel]:
-    """A filling of the observations that are believed, and the model that it chooses.
+    """A filling of the observations that are used, and its chosen model.
 
     :param numbers: the values of the array, NaN at gaps.
     """
@@ -46,7 +46,7 @@ def choose_filling(
 def _compared(
     make: partial[InMemoryFilling], options: Options, wild: np.ndarray | None, believed: np.ndarray
 ) -> tuple[InMemoryFilling, ChosenModel]:
-    """The filling whose transform predicts withheld observations best, by the CRPS in the units of the data.
+    """The filling with the best transform: withheld observations have the smallest CRPS in the units of the data.
 
     All transforms predict the same observations.
     """
@@ -54,7 +54,7 @@ def _compared(
     if len(believed) < MIN_OBSERVATIONS_TO_WITHHOLD:
         raise ValueError(
             f"transform: got 'auto' with {len(believed)} observations, expected {MIN_OBSERVATIONS_TO_WITHHOLD} or "
-            "more, of which some can be withheld to compare transforms; name one"
+            "more, so that some can be withheld to compare transforms. Try: name one transform"
         )
     budget = None if options.budget is None else options.budget / len(listed)
     each = replace(options, check=True, budget=budget)

@@ -42,9 +42,9 @@ class InMemoryFilling(Filling):
     """Fills an array with a model of all of its cells.
 
     :param numbers: the values of the array, NaN at gaps.
-    :param targets: which of the gaps are filled.
-    :param distrusted: flags of observations that are not believed. They are neither used nor filled.
-    :param fitted: the transform of the values that the model is of.
+    :param targets: the gaps that are filled.
+    :param distrusted: flags of wild values. They are neither used nor filled.
+    :param fitted: the transform of the values.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class InMemoryFilling(Filling):
             needed = self.gaps | ~self.unknown
             covariates = read_covariates(adapter, options.mean, self.observed, needed, self.scales)
         source = GridValues.in_memory(self.numbers, adapter.axes, may_fill, noise, covariates)
-        if self.transform is not None:  # so that all transforms have the same order, and withhold the same cells
+        if self.transform is not None:  # the same order for all transforms, so that they withhold the same cells
             source = replace(source, content=self.values)
         super().__init__(adapter, source, targets, options)
         self._solved: tuple[FillModel, Prediction] | None = None
         self._affordable: tuple[bool, int] | None = None
         self.predicted: tuple[np.ndarray, np.ndarray | None] | None = None
-        """Means and standard deviations of all cells that are predicted, before the transform is undone."""
+        """Means and standard deviations of all predicted cells, before the inverse transform."""
 
     def latent(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Further values in the units of the model, and variances of what is not known of them."""
+        """Further values in the units of the model, and the variances of their errors."""
         found, variance = self._transformed(values)
         variance = np.zeros(values.shape) if variance is None else variance
         return (found, variance) if self.scales is None else (found / self.scales, variance / self.scales**2)
 
     def _transformed(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Transformed values, and the variances of what is not known of them, if there is anything."""
+        """Transformed values, and the variances of their errors, if there are any."""
         if self.transform is None:
             return values, None
         found, variance = self.transform.latent(values)
@@ -107,7 +107,7 @@ class InMemoryFilling(Filling):
         return not goes_by_fft(axis, len(self.source.axes))
 
     def condition(self, chosen: ChosenModel) -> FillModel:
-        """The chosen model with all observations."""
+        """The chosen model, conditioned on all observations."""
         return chosen.conditioned(self.source.whole(), self.adapter.device)
 
     def _choose(self, seen: GridValues) -> ChosenModel:
@@ -133,7 +133,7 @@ class InMemoryFilling(Filling):
     def predictive_of(self, check: Check, factor: np.ndarray | float = 1.0) -> Normal | Transformed:
         """The predictions of the withheld observations, in the units of the data.
 
-        :param factor: by which standard deviations are multiplied.
+        :param factor: factor on standard deviations.
         """
         assert self.withheld is not None
         assert check.predicted is not None
@@ -157,7 +157,7 @@ class InMemoryFilling(Filling):
         return self.gaps | ~self.unknown if self.options.smooth else self.gaps
 
     def _solve(self, chosen: ChosenModel) -> tuple[FillModel, Prediction]:
-        """The model of all observations, and its predictions, whose mean is solved for once."""
+        """The model of all observations, and its predictions. The solve for their mean is done once."""
         if self._solved is None:
             model = self.condition(chosen)
             x = coordinates(self.source.axes, np.argwhere(self.are_predicted)).to(self.adapter.device)
@@ -169,7 +169,7 @@ class InMemoryFilling(Filling):
         return self._afford(chosen)[0]
 
     def _afford(self, chosen: ChosenModel) -> tuple[bool, int]:
-        """Whether the budget allows a check, and how many draws for error bars. The mean is solved for first."""
+        """Whether the budget allows a check, and the number of draws for error bars. Solves for the mean first."""
         if not self.budget.is_limited:
             return True, MOST_DRAWS
         if self._affordable is None:
@@ -210,7 +210,7 @@ class InMemoryFilling(Filling):
         )
 
     def _back(self, mean: np.ndarray, std: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Medians and standard deviations in the units of the data; observations are as they were."""
+        """Medians and standard deviations in the units of the data. Observations are unchanged."""
         where, medians = self.are_predicted, self.values.copy()
         found = predictive(self.transform, mean[where], np.zeros(1) if std is None else std[where])
         medians[where] = found.median
@@ -259,13 +259,13 @@ class InMemoryFilling(Filling):
         return check.calibration
 
     def _noise(self, chosen: ChosenModel, cells: np.ndarray) -> np.ndarray:
-        """Variances of the errors of measurements in these cells, flags of the grid."""
+        """Variances of measurement errors in the flagged cells of the grid."""
         known = self.known_noise
         learned = chosen.noise_at(coordinates(self.source.axes, np.argwhere(cells))).numpy()
         return learned if known is None else learned + known[cells]
 
     def _mean_square(self, std: np.ndarray, cells: np.ndarray, chosen: ChosenModel) -> float:
-        """Mean square of the errors of measurements that these standard deviations stand for."""
+        """Mean square error of measurements, from the given standard deviations of the field."""
         return float(np.mean(std[cells] ** 2)) + (self._noise(chosen, cells).mean() if self.options.smooth else 0.0)
 
     def _transformed_square(self, mean: np.ndarray, std: np.ndarray, cells: np.ndarray, chosen: ChosenModel) -> float:
@@ -277,11 +277,11 @@ class InMemoryFilling(Filling):
 
     @property
     def known_noise(self) -> np.ndarray | None:
-        """Known variances of the errors of measurements; those of censored values are not errors of measurements."""
+        """Known variances of measurement errors. Variances of censored values are not measurement errors."""
         return self.source.noise if self.transform is None else None
 
     def _about_noise(self, chosen: ChosenModel, cells: np.ndarray, unit: float = 1.0) -> tuple[float, list[str]]:
-        """The root mean square of the noise of measurements in these cells, and what is known of it."""
+        """The root mean square of the noise of measurements in the flagged cells, and notes on it."""
         typical = unit * math.sqrt(float(np.mean(self._noise(chosen, cells))))
         if self.known_noise is None:
             return typical, []

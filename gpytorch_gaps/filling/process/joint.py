@@ -1,6 +1,7 @@
-"""Filling of several variables on one grid as one array: the variables are labels whose covariance is learned.
+"""Filling of several variables on one grid as one array. The variables are labels, and their covariance is learned.
 
-Every variable is divided by its standard deviation, because variables differ in units. Reports are in its own units.
+Every variable is divided by its standard deviation, because variables have different units. Reports are in the units of
+the variable.
 """
 
 from collections.abc import Hashable
@@ -15,11 +16,11 @@ from gpytorch_gaps.filling.learning.choose import ChosenModel
 from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.process.report import FillReport
 
-_MIN_SCORED = 10  # withheld observations of a variable
+_MIN_SCORED = 10  # smallest number of withheld observations of a variable
 
 
 class JointFilling(InMemoryFilling):
-    """Fills variables together; the report is a dictionary by variable.
+    """Fills several variables together. The report is a dictionary by variable.
 
     :param adapter: a :class:`VariablesAdapter`.
     """
@@ -68,7 +69,7 @@ class JointFilling(InMemoryFilling):
         return np.broadcast_to(first == variable, self.numbers.shape)
 
     def _check_of(self, check: Check, variable: int, unit: float = 1.0) -> Check | None:
-        """What was withheld of one variable."""
+        """The check of one variable's withheld observations; None if there are too few."""
         assert self.withheld is not None
         scored = np.argwhere(self.withheld.scored)[:, 0] + self.part.corner[0] == variable
         return check.among(scored, unit) if scored.sum() >= _MIN_SCORED else None

@@ -1,4 +1,4 @@
-"""The steps of a filling that are the same in memory and streamed."""
+"""The common steps of fillings in memory and of streamed fillings."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ _AXIS_MATRICES = 3  # covariance matrices of the longest axis that are in memory
 
 
 class Results(NamedTuple):
-    """What a filling predicts, in the form of the input; :class:`gpytorch_gaps.Filled` describes it."""
+    """The predictions of a filling, in the form of the input. :class:`gpytorch_gaps.Filled` describes them."""
 
     mean: Any
     std: Any
@@ -42,8 +42,8 @@ class Filling(ABC):
     """One filling: ``choose_model``, ``check_model`` and ``predict``, in this order.
 
     :param adapter: the array.
-    :param source: its values, as the model sees them.
-    :param targets: which of its gaps are filled.
+    :param source: its values in the units of the model.
+    :param targets: the gaps that are filled.
     :param options: the options of ``fill_gaps``.
     :raises ValueError: if the covariance matrix of an axis would not fit in memory.
     """
@@ -65,7 +65,7 @@ class Filling(ABC):
         return True
 
     def choose_model(self) -> ChosenModel:
-        """Chooses and trains a model, without the observations that will be predicted to check it."""
+        """Chooses and trains a model, without the observations that are withheld for the check."""
         self.part = choose_part(self.source, self.generator)
         self.withheld = self.withhold(self.part, self.generator) if self.options.check else None
         seen = self.source if self.withheld is None else self.source.without(self.part, self.withheld.scored)
@@ -101,7 +101,7 @@ class Filling(ABC):
 
     @abstractmethod
     def _choose(self, seen: GridValues) -> ChosenModel:
-        """Chooses a model of these values."""
+        """Chooses a model for the given values."""
 
     @abstractmethod
     def _check(self, chosen: ChosenModel, withheld: Withheld) -> Check:
@@ -119,10 +119,10 @@ class Filling(ABC):
     ) -> FillReport:
         """The report of this filling.
 
-        :param gap_variance: the mean square error that the model expects in the gaps.
+        :param gap_variance: the mean square error in the gaps according to the model.
         :param num_gaps: the number of gaps that are filled.
-        :param num_left: the number of gaps that are left.
-        :param about: further entries, and those that differ from what is said of the whole array.
+        :param num_left: the number of gaps that are not filled.
+        :param about: further entries, and entries that differ from those of the whole array.
         """
         entries = {
             "shape": self.adapter.shape,
@@ -144,7 +144,7 @@ class Filling(ABC):
 
 
 class Stopwatch:
-    """Measures seconds per phase: of the wall clock, unless `clock` is another."""
+    """Measures seconds per phase, by default of the wall clock."""
 
     clock = staticmethod(time.perf_counter)
 

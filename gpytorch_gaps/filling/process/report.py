@@ -1,4 +1,4 @@
-"""The report of a filling: what was done, and the error to expect."""
+"""The report of a filling: its steps, and the expected error."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from gpytorch_gaps.reports import SolveReport
 from gpytorch_gaps.training.history import History
 from gpytorch_gaps.utils.html import table
 
-_SPEAK_FOR_THEMSELVES = ("array", "error")  # lines of the summary without a heading
+_WITHOUT_HEADING = ("array", "error")  # lines of the summary without a heading
 
 
 @dataclass(frozen=True, eq=False)
 class FillReport:
-    """How gaps were filled, and the error to expect.
+    """How gaps were filled, and the expected error.
 
-    ``print(report)`` gives a summary in words, ``report.as_dict()`` one that can be written as JSON.
+    ``print(report)`` shows a summary in words. ``report.as_dict()`` is a dictionary that can be written as JSON.
 
     >>> import numpy as np, gpytorch_gaps as gaps
     >>> report = gaps.fill_gaps(np.array([1.0, np.nan, 1.0]), progress=False).report
@@ -32,48 +32,48 @@ there.',)
     num_gaps: int
     """Number of gaps that are filled."""
     num_left: int = 0
-    """Number of gaps that are left: outside of ``where``, or in longer runs than ``max_gap``."""
+    """Number of gaps that are not filled: outside ``where``, or in longer runs than ``max_gap``."""
     num_distrusted: int = 0
-    """Number of observations that were not believed, because they are wild; see ``robust`` of ``fill_gaps``."""
+    """Number of observations that were not used, because they are wild; see ``robust`` of ``fill_gaps``."""
     axes: tuple[str, ...] = ()
     """Interpretation of each dimension, such as "time: 24 times, 699 days"."""
     transform: str = ""
-    """The transform of the values that the model is of, and why it was chosen; empty if there is none."""
+    """The transform of the values, and the reason for its choice; empty if there is none."""
     kernel: str = ""
     """Name of the chosen kernel."""
     noise_std: float | None = None
     """Standard deviation of the noise of a measurement, in the units of the data, or of transformed values."""
     held_out: Score | None = None
-    """Scores of observations that were withheld, as far from data as the gaps are, and predicted from the others.
+    """Scores of withheld observations, predicted from the others. They are as far from other data as the gaps are.
 
-    None if none were withheld.
+    None if no observations were withheld.
     """
     expected_rmse: float | None = None
-    """Root mean square error to expect in the gaps, of measurements, noise included.
+    """Expected root mean square error of measurements in the gaps, including noise.
 
-    It is the error that the model expects there, corrected by its errors at withheld observations. None if neither
-    standard deviations nor a check were asked for, and for transformed values without standard deviations.
+    It is the error according to the model, corrected by the errors of withheld observations. None without standard
+    deviations and without a check, and for transformed values without standard deviations.
     """
     calibrated_by: float | None = None
-    """Factor by which all standard deviations were multiplied, because 95 % intervals of the model cover less than 85 %
-    or more than 99 % of the withheld observations. `held_out` has the scores before that. None if they were not.
+    """Factor by which all standard deviations were multiplied, because 95 % intervals of the model covered too few of
+    the withheld observations, or more than 99 %. `held_out` are the scores before that. None if there was no factor.
     """
     like_the_gaps: bool | None = None
-    """Whether the model expects about the same error of withheld observations as in the gaps."""
+    """Whether the errors of withheld observations and of gaps are about the same according to the model."""
     solve: SolveReport | None = None
     """Report of the solve for the posterior mean."""
     std_method: str = ""
     """How standard deviations were computed, such as "exact" or "from 64 samples"."""
     history: History | None = None
-    """Losses and further records of the training."""
+    """Losses and other records of the training."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds per phase."""
     notes: tuple[str, ...] = ()
-    """What to know about the result, in sentences."""
+    """Notes on the result, in sentences."""
 
     @property
     def num_cells(self) -> int:
-        """Number of cells, gaps included."""
+        """Number of cells, including gaps."""
         return math.prod(self.shape)
 
     @property
@@ -124,9 +124,7 @@ there.',)
         return f"<FillReport {self}>"
 
     def __str__(self) -> str:
-        return "\n".join(
-            words if what in _SPEAK_FOR_THEMSELVES else f"{what}: {words}" for what, words in self._facts()
-        )
+        return "\n".join(words if what in _WITHOUT_HEADING else f"{what}: {words}" for what, words in self._facts())
 
     def _repr_html_(self) -> str:
         return self.table()
@@ -138,7 +136,7 @@ there.',)
         return table(rows, title=title)
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What the summary says, and of what."""
+        """The lines of the summary: a heading and a text each."""
         size = " x ".join(map(str, self.shape))
         share = 100 * self.num_gaps / self.num_cells
         left = f" filled, {self.num_left:,} left" if self.num_left else ""

@@ -1,4 +1,4 @@
-"""Mean, standard deviations and gaps of a streamed filling in the form of the input, slab by slab."""
+"""Mean, standard deviations and gaps of a streamed filling, in the form of the input, slab by slab."""
 
 import math
 from collections.abc import Callable
@@ -18,14 +18,14 @@ _WRITTEN_SLAB_CELLS = 2**22
 
 @dataclass(frozen=True, eq=False)
 class SlabFields:
-    """What a reconstruction says of an array.
+    """The results for an array from its reconstruction.
 
     :param adapter: the array.
-    :param targets: which of its gaps are filled.
+    :param targets: the gaps that are filled.
     :param smooth: whether observed values are replaced too.
-    :param result: the reconstruction of all of it.
-    :param noise: variance of a measurement's noise.
-    :param factor: by which standard deviations are multiplied.
+    :param result: the reconstruction of the whole array.
+    :param noise: variance of the noise of a measurement.
+    :param factor: factor on standard deviations.
     """
 
     adapter: ArrayAdapter
@@ -56,7 +56,7 @@ class SlabFields:
         return mean, None if std is None else self.adapter.wrap_like_input(std), self.adapter.wrap_like_input(gaps)
 
     def in_chunks(self) -> tuple[Any, Any, Any]:
-        """The same as dask arrays, which are computed when they are asked for."""
+        """The same as lazy dask arrays."""
         array = self.adapter.array
         whole = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
 
@@ -74,14 +74,14 @@ class SlabFields:
         return self.adapter.given.copy(data=mean), std, self.adapter.wrap_like_input(gaps)
 
     def _gaps(self, held: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Flags of all gaps in slices of the first axis that hold `held`, and of those that are filled."""
+        """Flags of all gaps in slices of the first axis with the values `held`, and of the gaps that are filled."""
         unknown = is_gap(held)
         if self.targets.are_all:
             return unknown, unknown
         return unknown, unknown & self.targets.rows(start, start + len(held))
 
     def _mean(self, held: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """The mean, NaN at the gaps that are left, and flags of the others."""
+        """The mean, NaN at gaps that are not filled, and flags of the gaps that are filled."""
         mean = self.result.slab(start, start + len(held)).cpu().numpy()
         if self.adapter.limits is not None:
             mean = mean.clip(*self.adapter.limits)
@@ -89,7 +89,7 @@ class SlabFields:
         return np.where(unknown & ~gaps, np.nan, mean).astype(mean.dtype), gaps
 
     def _std(self, held: np.ndarray, start: int) -> np.ndarray:
-        """Standard deviations of measurements in gaps, or of the field everywhere; NaN at the gaps that are left."""
+        """Standard deviations of measurements in gaps, or of the field everywhere; NaN at gaps that are not filled."""
         unknown, gaps = self._gaps(held, start)
         variance = self.result.variance_slab(start, start + len(held)).double().cpu().numpy()
         std = self.factor * np.sqrt(variance + (0.0 if self.smooth else self.noise))

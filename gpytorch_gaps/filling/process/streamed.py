@@ -1,8 +1,8 @@
-"""Filling slab by slab, of arrays that are too large for a model in memory, by `reconstruct`.
+"""Filling of arrays that are too large for a model in memory: slab by slab, by `reconstruct`.
 
-The held-out check runs `reconstruct` as well, on the grid or a part of it, without the withheld observations. The
-kernel is a single product. It is a squared exponential if a rougher kernel, which needs all of its eigenvectors, would
-not fit in memory. If even that would not fit, a lower bound on its length-scales is doubled until it does.
+The held-out check uses `reconstruct` too, on the grid or a part of it, without the withheld observations. The kernel is
+a single product. A rough kernel needs all of its eigenvectors. If they do not fit in memory, squared exponentials are
+used. If these do not fit either, a lower bound on their length-scales is doubled until they do.
 """
 
 import math
@@ -36,12 +36,12 @@ from gpytorch_gaps.reconstruction.result import Reconstruction
 MAX_CHECKED_CELLS = 30_000_000
 """Cells of the reconstruction of the held-out check: a part of a larger grid."""
 
-_WEIGHT_VECTORS = 10  # vectors of the size of the weights that a solve holds
+_WEIGHT_VECTORS = 10  # number of vectors with the size of the weights during a solve
 _VECTORS_PER_DRAW = 2.5  # three in float32, and one in float64
 _DRAWS = 16
-_NO_VARIATION = 1e-12  # of the mean: all observations are equal
-_FIRST_BOUND_CELLS = 1.0  # on length-scales: no restriction yet
-_MAX_SPECTRUM_POINTS = 2048  # by which the eigenvalues of an axis are estimated: every so many points of a longer axis
+_NO_VARIATION = 1e-12  # relative to the mean: if residuals are smaller, all observations are equal
+_FIRST_BOUND_CELLS = 1.0  # first bound on length-scales, which is not a restriction
+_MAX_SPECTRUM_POINTS = 2048  # number of points for estimates of the eigenvalues of an axis; others are skipped
 _CHECKED_SLAB_CELLS = 2**24
 _ROUNDING = 1e-15  # relative to the largest eigenvalue
 
@@ -50,21 +50,21 @@ class StreamedFilling(Filling):
     """Fills an array slab by slab, with standard deviations from draws.
 
     :param adapter: the array, which is read in slabs.
-    :param targets: which of its gaps are filled.
+    :param targets: the gaps that are filled.
     """
 
     def __init__(self, adapter: ArrayAdapter, targets: Targets, options: Options) -> None:
         if options.joint and adapter.units_differ:
             size = " x ".join(map(str, adapter.shape))
             raise ValueError(
-                f"joint: got {size} cells, too many for memory; expected at most four million: take a part, or "
-                "leave joint out"
+                f"joint: got {size} cells, too many for memory; expected at most four million. Try: a part of the "
+                "array, or joint=False"
             )
         if options.is_transformed:
             size = " x ".join(map(str, adapter.shape))
             raise ValueError(
                 f"transform: got one, or bounds, for {size} cells, which are streamed; expected at most four million "
-                "cells: fill a part, or transform values and results yourself"
+                "cells. Try: fill a part, or transform values and results yourself"
             )
         noise = None if options.noise is None else same_variances(options.noise, adapter.shape)
         covariates = None
@@ -126,7 +126,7 @@ class StreamedFilling(Filling):
         factor = wider * (1.0 if check is None else check.calibration)
         residual = result.report.misfit * math.sqrt(noise)  # root mean square
         no_variation = residual <= _NO_VARIATION * abs(float(chosen.mean.constant))
-        if no_variation:  # a made-up variance would be worse than none
+        if no_variation:  # the data do not determine a variance
             factor, gap_variance = math.nan, None
         fields = SlabFields(self.adapter, self.targets, self.options.smooth, result, noise, factor)
         mean, std, gaps = fields.in_chunks() if self.adapter.chunked else fields.computed()
@@ -140,7 +140,7 @@ class StreamedFilling(Filling):
         return Results(mean, std, gaps, None, report)
 
     def _draws_fit(self, chosen: ChosenModel) -> bool:
-        """Whether draws fit in memory: the choice of the kernel is that of the mean."""
+        """Whether draws fit in memory. The kernel was chosen for the memory of the mean only."""
         weights = math.prod(_ranks(chosen, self.source.axes, self._noise(chosen), self.options))
         return 8 * weights * (_WEIGHT_VECTORS + _VECTORS_PER_DRAW * _DRAWS) <= self.options.memory
 
@@ -186,9 +186,9 @@ def _kernels(chosen: ChosenModel) -> list[Kernel]:
 def _ranks(chosen: ChosenModel, axes: Sequence[Axis], noise: float, options: Options) -> list[float]:
     """Number of eigenvectors that each axis needs, before any value is read.
 
-    The spectrum of a long axis of m points is estimated from n of them, whose eigenvalues are about ``n / m`` times the
-    largest of all. The number is infinite if these points do not resolve the kernel: its decomposition would take far
-    too long.
+    The spectrum of a long axis of m points is estimated from n of them. Their eigenvalues are about ``n / m`` times the
+    largest ones of all points. The number is infinite if these points do not resolve the kernel; its decomposition
+    would take far too long.
     """
     spectra = []
     with torch.no_grad():

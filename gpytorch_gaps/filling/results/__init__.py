@@ -1,1 +1,1 @@
-"""What a filling returns, and what it can still predict."""
+"""The results of a filling, and further predictions from them."""

@@ -1,4 +1,4 @@
-"""Further fields of a filling, beside means and standard deviations: quantiles, and means of skewed distributions."""
+"""Further fields of a filling: quantiles, and means of skewed distributions."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -24,19 +24,19 @@ def check_level(level: Any) -> float:
 def quantiles(fitted: Fitted, level: float) -> Any:
     """The array with quantiles in place of its gaps, in the form of the input."""
     if fitted.filling.predicted is None or fitted.filling.predicted[1] is None:
-        raise ValueError("quantile: got a result without standard deviations, expected one with them: pass std=True")
+        raise ValueError("quantile: got a result without standard deviations, expected one with them. Try: std=True")
     return _field(fitted, lambda found: found.quantile(level))
 
 
 def expectations(fitted: Fitted) -> Any:
     """The array with means of the distributions in place of its gaps, in the form of the input."""
     if fitted.filling.transform is not None and fitted.filling.predicted and fitted.filling.predicted[1] is None:
-        raise ValueError("expectation: got a result without standard deviations, expected one with them: pass std=True")
+        raise ValueError("expectation: got a result without standard deviations, expected one with them. Try: std=True")
     return _field(fitted, lambda found: found.mean)
 
 
 def _field(fitted: Fitted, of: Callable[[Marginals], np.ndarray]) -> Any:
-    """The array with this property of the distributions in place of what is predicted."""
+    """The array with a property of the distributions in the predicted cells."""
     filling = fitted.filling
     assert filling.predicted is not None
     mean, std = filling.predicted

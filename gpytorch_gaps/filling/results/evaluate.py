@@ -1,4 +1,4 @@
-"""Evaluation of a filling: withheld observations are predicted from the others, fold by fold, and scored."""
+"""Evaluation of a filling: fold by fold, withheld observations are predicted from the others and scored."""
 
 import copy
 from collections.abc import Hashable, Mapping
@@ -21,13 +21,13 @@ from gpytorch_gaps.filling.transforms.predictive import predictive
 from gpytorch_gaps.utils.checks import check_integer
 from gpytorch_gaps.utils.progress import with_bar
 
-_HYPERPARAMETERS_NOTE = "hyperparameters stay as they were learned; each fold conditions on what is not withheld"
+_HYPERPARAMETERS_NOTE = "hyperparameters are not learned again; each fold conditions on the observations not withheld"
 _UNITS_NOTE = "labels differ in scale: errors are in units of the standard deviation of each label"
 
 
 @dataclass(frozen=True, eq=False)
 class _Predictions:
-    """Withheld observations of all folds, in units of the model: positions (n, d), and one entry of the others each."""
+    """Withheld observations of all folds, in units of the model. `positions` are (n, d), all other fields are (n,)."""
 
     positions: np.ndarray
     means: np.ndarray
@@ -38,7 +38,7 @@ class _Predictions:
 
 
 def evaluate(models: Mapping[Hashable, Fitted], folds: int, seed: int, progress: bool) -> dict[Hashable, Evaluation]:
-    """An evaluation of each variable; those that were filled together are predicted together."""
+    """An evaluation of each variable. Variables that were filled together are predicted together."""
     check_integer("folds", folds, at_least=1)
     check_integer("seed", seed, at_least=0)
     predicted: dict[int, _Predictions] = {}
@@ -50,7 +50,7 @@ def evaluate(models: Mapping[Hashable, Fitted], folds: int, seed: int, progress:
 
 
 def _predict_folds(fitted: Fitted, folds: int, seed: int) -> _Predictions:
-    """Withholds and predicts observations, each of them once at most."""
+    """Withholds and predicts observations, each of them at most once."""
     filling = copy.copy(fitted.filling)
     source, filling.generator, filling.stopwatch = filling.source, np.random.default_rng(seed), Stopwatch()
     taken = np.zeros(source.shape, dtype=bool)
@@ -92,13 +92,13 @@ def _predict(filling: InMemoryFilling, chosen: ChosenModel, fold: int) -> _Predi
 
 
 def _distances(part: Part, hidden: np.ndarray) -> np.ndarray:
-    """Distances of all cells to the nearest observation that is not hidden, in cells, among those of the same label."""
+    """Distances, in cells, of all cells to the nearest observation with the same label that is not hidden."""
     steps = [FAR if axis.kind == "label" else 1.0 for axis in part.axes]
     return np.minimum(ndimage.distance_transform_edt(np.isnan(part.values) | hidden, sampling=steps), FAR)
 
 
 def _evaluation(fitted: Fitted, found: _Predictions) -> Evaluation:
-    """The evaluation of a variable: with its own observations, in its own units."""
+    """The evaluation of one variable, from its observations and in its units."""
     filling, notes = fitted.filling, [_HYPERPARAMETERS_NOTE]
     own, unit = slice(None), 1.0
     if isinstance(filling, JointFilling) and fitted.variable is not None:
@@ -120,7 +120,7 @@ def _evaluation(fitted: Fitted, found: _Predictions) -> Evaluation:
 def _transformed_evaluation(
     filling: InMemoryFilling, found: _Predictions, stretch: np.ndarray | float, notes: list[str]
 ) -> Evaluation:
-    """The evaluation of transformed values, in the units of the data: errors are those of medians."""
+    """The evaluation of transformed values, in the units of the data. Errors are those of medians."""
     at = tuple(found.positions.T)
     unit = 1.0 if filling.scales is None else np.broadcast_to(filling.scales, filling.values.shape)[at]
     predicted = predictive(filling.transform, unit * found.means, unit * found.deviations * stretch)

@@ -11,14 +11,14 @@ from gpytorch_gaps.posterior.scoring import Score
 from gpytorch_gaps.utils.html import table
 
 FAR = 1e6
-"""Cells between neighbouring labels, whose distance has no meaning."""
+"""The distance between labels, in cells: so large that labels are not neighbours."""
 
 _HEADER = ("", "observations", "RMSE", "MAE", "CRPS", "coverage")
 
 
 @dataclass(frozen=True)
 class DistanceScore:
-    """Scores of the observations whose distance to the nearest one given is above `above` and at most `up_to` cells."""
+    """Scores of observations whose distance to the nearest given one is above `above` and at most `up_to` cells."""
 
     above: float
     up_to: float
@@ -32,7 +32,7 @@ class DistanceScore:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Scores of withheld observations: overall, by fold, and by their distance to the nearest observation given.
+    """Scores of withheld observations: overall, by fold, and by distance to the nearest given observation.
 
     ``print(evaluation)`` shows a table, ``evaluation.as_dict()`` is a dictionary that can be written as JSON. See
     :meth:`gpytorch_gaps.Filled.evaluate`.
@@ -52,13 +52,13 @@ class Evaluation:
     errors: np.ndarray = field(repr=False)
     """Measured minus predicted value of each withheld observation."""
     deviations: np.ndarray = field(repr=False)
-    """Standard deviations of these errors, as ``result.std`` states them in gaps."""
+    """Standard deviations of these errors, like those of ``result.std`` in gaps."""
     distances: np.ndarray = field(repr=False)
     """Distances of each to the nearest observation that was given, in cells; labels are not neighbours."""
     fold: np.ndarray = field(repr=False)
     """The number of the fold of each, from 0."""
     notes: tuple[str, ...] = ()
-    """What to know about the scores, in sentences."""
+    """Notes on the scores, in sentences."""
     predicted: Normal | Transformed | None = field(default=None, repr=False)
     """The distributions that are scored, if they are not normal ones: then `errors` are those of medians."""
 

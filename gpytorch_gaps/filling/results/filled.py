@@ -1,4 +1,4 @@
-"""The result of a filling, and what it can still predict."""
+"""The result of a filling, and further predictions from it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,35 +28,35 @@ class Filled:
     mean: Any
     """The input with its gaps filled, in the same form. Observed values are unchanged unless `smooth` was set.
 
-    Gaps have the mean of what a measurement may be there; if values were transformed, the median."""
+    The value of a gap is the mean of a measurement there or, for transformed values, its median."""
     std: Any
     """Standard deviation of the mean's error, in the same form as the input.
 
-    In a gap it is that of a measurement, noise included; at observed values it is 0, at gaps that are left it is NaN.
-    With `smooth` it is that of the field without noise, everywhere else. It is widened below 30 observations,
-    multiplied by ``report.calibrated_by`` if the withheld observations show that it is wrong, and NaN in gaps if
-    there is only one observation or if all are equal. None if it was not asked for, or if values were
-    streamed and draws do not fit in memory.
+    In a gap, it is that of a measurement, including noise. At observed values it is 0, and at gaps that are not filled
+    it is NaN. With `smooth`, it is that of the field without noise, at observed values too. It is widened if there are
+    fewer than 30 observations, and multiplied by ``report.calibrated_by`` if withheld observations show that it is
+    wrong. It is NaN in gaps if there is only one observation, or if all are equal. None with ``std=False``, and if
+    values were streamed and draws do not fit in memory.
     """
     gaps: Any
-    """Flags of the gaps that are filled, in the same form as the input. Gaps that are left are not flagged: they are
-    gaps in `mean` as well."""
+    """Flags of the gaps that are filled, in the same form as the input. Other gaps are not flagged: they are gaps in
+    `mean` too."""
     model: Any
     """The trained :class:`FillModel`, an ``ExactGP`` in the units of the data: ``model.likelihood(model(x))`` predicts
-    anywhere. Its variances are not multiplied by ``report.calibrated_by``. None if there was nothing to learn or if
+    at any point. Its variances are not multiplied by ``report.calibrated_by``. None if there was nothing to learn or if
     values were streamed."""
     report: Any
-    """A :class:`FillReport` of what was done, and of the error to expect."""
+    """A :class:`FillReport`: how gaps were filled, and the expected error."""
     distrusted: Any = None
-    """Flags of the observations that were not believed, in the same form as the input: they are unchanged in `mean`,
-    where they are NaN in `std`. None for a result without a model."""
+    """Flags of wild values, which were not used, in the same form as the input. They are unchanged in `mean`, and NaN
+    in `std`. None for a result without a model."""
     _fitted: Any = None  # a `Fitted`, or a dictionary of them by variable, for the methods below
 
     def quantile(self, level: float) -> Any:
-        """The input with quantiles in its gaps: a measurement is below that with probability `level`.
+        """The input with quantiles in its gaps: a measurement is below its quantile with probability `level`.
 
-        Observed values are unchanged, and gaps that are left are gaps. If `smooth` was set, quantiles are those of the
-        field without noise, everywhere.
+        Observed values are unchanged, and gaps that are not filled remain gaps. If `smooth` was set, quantiles are
+        those of the field without noise, at observed values too.
 
         :param level: the probability, between 0 and 1.
         :return: an array in the form of the input; for a Dataset, a Dataset.
@@ -76,13 +76,13 @@ class Filled:
         return of_dataset(found) if isinstance(self._fitted, dict) else found[None]
 
     def expectation(self) -> Any:
-        """The input with means in its gaps: `mean`, unless values were transformed, which has medians then.
+        """The input with means in its gaps. It differs from `mean` if values were transformed: `mean` has medians then.
 
-        Sums and averages over cells are to be taken of these. Of a skewed distribution, such as that of rain, the mean
-        is larger than the median.
+        Use it for sums and averages over cells. The mean of a skewed distribution, such as that of rain, is larger than
+        the median.
 
         :return: an array in the form of the input; for a Dataset, a Dataset.
-        :raises ValueError: as :meth:`quantile`.
+        :raises ValueError: as in :meth:`quantile`.
 
         >>> import numpy as np, gpytorch_gaps as gaps
         >>> values = np.exp(np.sin(np.arange(30.0) / 4))
@@ -95,15 +95,16 @@ class Filled:
         return of_dataset(found) if isinstance(self._fitted, dict) else found[None]
 
     def at(self, points: Any, *, noise: bool = True) -> Estimate:
-        """Mean and standard deviation of measurements at any points, between the cells and beyond them.
+        """Mean and standard deviation of measurements at any points, between the cells and outside the grid.
 
         At the coordinates of an observation, this is the prediction of another measurement there. If values were
         transformed, the mean is the median; quantiles are ``result.at(points).quantile(0.975)``.
 
-        :param points: a mapping or DataFrame with the coordinates along each axis, by its name or number: as many along
-            each, or one. They are given as those of the axis are: as dates, degrees, labels. An array of numbers (Q, d)
-            has a column for each axis; for a single axis, its coordinates are enough.
-        :param noise: whether standard deviations include the noise of a measurement. Without it they are those of the
+        :param points: a mapping or DataFrame with the coordinates along each axis, by its name or number. All axes have
+            the same number of coordinates, or a single one. Coordinates have the form of those of the axis: dates,
+            degrees, labels. An array of numbers (Q, d) has one column per axis. For a single axis, an array of its
+            coordinates is enough.
+        :param noise: whether standard deviations include the noise of a measurement. Otherwise they are those of the
             field.
         :return: an :class:`Estimate` with arrays (Q,) in the units of the data: tensors if the input was one, Series if
             points are a DataFrame. For a Dataset, both are dictionaries by variable.
@@ -123,8 +124,8 @@ class Filled:
     def forecast(self, steps: int, axis: Any = None, *, noise: bool = True) -> Estimate:
         """Mean and standard deviation of the next measurements along an axis.
 
-        :param steps: how many coordinates to add at the end of the axis, which must be regular: numbers with a constant
-            step, times with a constant step or a frequency, such as months, or no coordinates at all.
+        :param steps: number of coordinates to add at the end of the axis. The axis must be regular: numbers with a
+            constant step, times with a constant step or a frequency, such as months, or no coordinates.
         :param axis: the name or number of the axis. Default: the only axis of times, or the only one that can be
             continued.
         :param noise: whether standard deviations include the noise of a measurement.
@@ -142,13 +143,13 @@ class Filled:
     def evaluate(self, folds: int = 5, *, seed: int = 0, progress: bool = True) -> Any:
         """Scores of predictions of withheld observations, fold by fold.
 
-        In each fold some observations are withheld, as far from the others as the gaps are from all of them, and
-        predicted from the others. No observation is scored twice. The hyperparameters stay as they were learned, from
-        all observations but those of the held-out check: this is a test of predictions with these hyperparameters, not
-        of learning. Of an array of more than 200,000 cells, a fold takes a part.
+        In each fold, some observations are withheld and predicted from the others. They are as far from the others as
+        the gaps are from all observations. No observation is scored twice. The hyperparameters are not learned again;
+        they come from all observations except those of the held-out check. Therefore this is a test of predictions with
+        these hyperparameters, and not of learning. If the array has more than 200,000 cells, a fold uses a part of it.
 
-        :param folds: how many. Each takes as long as the held-out check of ``fill_gaps``.
-        :param seed: seed of the choice of what is withheld.
+        :param folds: number of folds. Each takes as long as the held-out check of ``fill_gaps``.
+        :param seed: seed of the choice of withheld observations.
         :param progress: whether to show a progress bar after some seconds.
         :return: an :class:`Evaluation`; for a Dataset, a dictionary of them by variable.
         :raises ValueError: if values were streamed, if there was nothing to learn, or if there are fewer than 30
@@ -171,8 +172,8 @@ class Filled:
         known = {name: one for name, one in fitted.items() if one is not None}
         if len(known) < len(fitted):
             raise ValueError(
-                f"{method}: got a result without a model in memory, expected one: fill a smaller part of an array that "
-                "was streamed; without gaps, pass smooth=True; equal observations have no model"
+                f"{method}: got a result without a model in memory, expected one. Try: fill a smaller part of an array "
+                "that was streamed, or pass smooth=True if there are no gaps; equal observations have no model"
             )
         return known
 

@@ -1,4 +1,4 @@
-"""What a result keeps of its filling: enough to predict beyond the cells of the array, and to evaluate the model."""
+"""The part of a filling that its result keeps: it predicts outside the cells of the array, and evaluates the model."""
 
 import math
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from gpytorch_gaps.filling.transforms.predictive import Normal, Transformed, pre
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A filling in memory, the model that it chose, what the held-out check said, and the model given all data.
+    """A filling in memory, its chosen model, its held-out check, and the model conditioned on all data.
 
-    :param variable: the number of the variable that is meant, if several were filled together.
+    :param variable: the number of the variable, if several were filled together.
     """
 
     filling: InMemoryFilling
@@ -33,7 +33,7 @@ class Fitted:
 
     @property
     def adapter(self) -> ArrayAdapter:
-        """The array, or that of the variable."""
+        """The adapter of the array, or of the variable."""
         if self.variable is None:
             return self.filling.adapter
         assert isinstance(self.filling, JointFilling)
@@ -45,10 +45,10 @@ class Fitted:
         return axes if self.variable is None else axes[1:]
 
     def on_grid(self, points: Sequence[np.ndarray], noise: bool) -> Normal | Transformed:
-        """Predictions on a grid, in the units of the data, of the shape of the grid.
+        """Predictions on a grid, in the units of the data and with the shape of the grid.
 
         :param points: (m_i, d_i), the points along each axis.
-        :param noise: whether standard deviations are those of measurements, noise included.
+        :param noise: whether standard deviations are those of measurements, including noise.
         """
         shape = tuple(map(len, points))
         cells = np.indices(shape).reshape(len(shape), -1)
@@ -65,17 +65,17 @@ class Fitted:
             points = [np.full((len(points[0]), 1), float(self.variable)), *points]
         x = torch.from_numpy(np.concatenate(points, axis=1)).to(self.model.train_targets.device)
         options = self.filling.options
-        with seeded(options.seed):  # of variances from samples
+        with seeded(options.seed):  # for variances from samples
             prediction = Prediction(self.model, x, options)
             variance = prediction.variance().clamp_min(0.0) + (self._noise(x) if noise else 0.0)
-        codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # of labels; others are not used
+        codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # only those of labels are used
         unit = _at_labels(self.filling.scales, codes)
         wider = widening(int(self.filling.observed.sum()))
         std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
         return predictive(self.filling.transform, prediction.mean.cpu().numpy() * unit, std * unit)
 
     def _noise(self, x: torch.Tensor) -> torch.Tensor:
-        """Variances of the errors of measurements: the noise that was learned, and the mean of known ones."""
+        """Variances of measurement errors: the learned noise plus the mean of known variances."""
         known = self.filling.known_noise
         return self.chosen.noise_at(x) + (0.0 if known is None else float(np.mean(known[self.filling.observed])))
 

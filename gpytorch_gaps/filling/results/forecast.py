@@ -1,4 +1,4 @@
-"""Forecasts: the model of a filled array beyond the end of one of its axes, in the form of the array."""
+"""Forecasts: predictions beyond the end of an axis of a filled array, in the form of the array."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ _CONTINUED = ("number", "time", "position")  # kinds of axes that have a next co
 
 
 def forecast(fitted: Fitted, steps: int, axis: Any, noise: bool) -> Estimate:
-    """Mean and standard deviation beyond the end of an axis, as :meth:`gpytorch_gaps.Filled.forecast` says."""
+    """Mean and standard deviation beyond the end of an axis: see :meth:`gpytorch_gaps.Filled.forecast`."""
     check_integer("steps", steps, at_least=1)
     axes, adapter = fitted.axes, fitted.adapter
     number = _continued_axis(axes, axis)
@@ -36,7 +36,7 @@ def forecast(fitted: Fitted, steps: int, axis: Any, noise: bool) -> Estimate:
 
 
 def _continued_axis(axes: Sequence[Axis], asked: Any) -> int:
-    """The axis to continue: the one that was asked for, the only one of times, or the only one there is."""
+    """The axis to continue: the given one, the only axis of times, or the only one that can be continued."""
     names = [axis.name for axis in axes]
     if asked is None:
         times = [at for at, axis in enumerate(axes) if axis.kind == "time"]
@@ -54,7 +54,7 @@ def _continued_axis(axes: Sequence[Axis], asked: Any) -> int:
 
 
 def _wrap(like: Any, values: np.ndarray, number: int, further: Any) -> Any:
-    """Values in the form of an array `like` them, of another length along the axis that was continued."""
+    """Values in the form of the array `like`, except for the length of the axis that was continued."""
     if is_a(like, "xarray", "DataArray"):
         return _data_array(like, values, number, further)
     if is_a(like, "pandas", "Series"):

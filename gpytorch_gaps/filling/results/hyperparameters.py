@@ -21,7 +21,7 @@ _NAMES = {"RBFKernel": "squared exponential"}
 
 
 def describe_model(fitted: Fitted) -> list[tuple[str, str]]:
-    """What was learned, and of what: each term of the kernel, axis by axis, the noise and the mean."""
+    """Headings and texts: each term of the kernel, axis by axis, the noise and the mean."""
     axes, learned = fitted.filling.source.axes, fitted.chosen.learned
     transform = fitted.filling.transform
     rows = [] if transform is None else [("values", f"transformed by {transform.words}")]
@@ -36,7 +36,7 @@ def describe_model(fitted: Fitted) -> list[tuple[str, str]]:
 
 
 def in_words(kernel: Kernel, axes: Sequence[Axis]) -> str:
-    """A kernel with its hyperparameters, in the units of the axes that it is a function of."""
+    """A kernel with its hyperparameters, in the units of its axes."""
     if isinstance(kernel, ScaleKernel):
         return f"{float(kernel.outputscale.detach()):.3g} times {in_words(kernel.base_kernel, axes)}"
     if isinstance(kernel, AdditiveKernel | ProductKernel):

@@ -1,6 +1,6 @@
-"""Predictions of a filled array at points between and beyond its cells.
+"""Predictions of a filled array at points between and outside its cells.
 
-Points are given in the user's own coordinates: dates, degrees, labels. :meth:`Axis.encode` turns them into the columns
+Points are given in the user's coordinates: dates, degrees, labels. :meth:`Axis.encode` converts them to the columns
 that the model receives.
 """
 
@@ -26,7 +26,7 @@ class _Pair(NamedTuple):
 
 
 class Estimate(_Pair):
-    """Means and standard deviations, such as those of a forecast; ``mean, std = estimate`` takes them apart.
+    """Means and standard deviations, such as those of a forecast. ``mean, std = estimate`` unpacks them.
 
     >>> import gpytorch_gaps as gaps
     >>> mean, std = gaps.Estimate([1.0], [0.5])
@@ -38,7 +38,7 @@ class Estimate(_Pair):
 
     @classmethod
     def _of(cls, mean: Any, std: Any, quantile: Callable[[float], Any]) -> "Estimate":
-        """An estimate whose quantiles are known as a function of the probability, which can be pickled."""
+        """An estimate with its quantiles as a function of the probability. The function can be pickled."""
         estimate = cls(mean, std)
         estimate._quantile = quantile
         return estimate
@@ -47,7 +47,7 @@ class Estimate(_Pair):
         """Values that are not exceeded with probability `level`, in the form of `mean`.
 
         :param level: the probability, between 0 and 1.
-        :return: as `mean`.
+        :return: an array like `mean`.
         :raises ValueError: if `level` is not between 0 and 1, or if this is not the result of a filling.
 
         >>> import numpy as np, gpytorch_gaps as gaps
@@ -59,7 +59,7 @@ class Estimate(_Pair):
         True
         """
         if self._quantile is None:
-            raise ValueError("quantile: got an Estimate of numbers alone, expected one of a filling")
+            raise ValueError("quantile: got an Estimate of numbers only, expected one from a filling")
         return self._quantile(check_level(level))
 
 
@@ -83,7 +83,7 @@ def _joined_quantiles(found: Mapping[Any, Estimate], level: float) -> Any:
 
 
 def predict_at(fitted: Fitted, points: Any, noise: bool) -> Estimate:
-    """Mean and standard deviation at points, as :meth:`gpytorch_gaps.Filled.at` says."""
+    """Mean and standard deviation at points: see :meth:`gpytorch_gaps.Filled.at`."""
     columns = _columns(points, fitted.axes)
     for number, axis in enumerate(fitted.axes):
         if axis.kind == "group" and np.ndim(columns[number]) == 1:
@@ -95,7 +95,7 @@ def predict_at(fitted: Fitted, points: Any, noise: bool) -> Estimate:
 
 
 def quantile_of(found: Marginals, wrap: Callable[[np.ndarray], Any], level: float) -> Any:
-    """Quantiles in the form that results have."""
+    """Quantiles in the form of results."""
     return wrap(found.quantile(level))
 
 
@@ -109,7 +109,7 @@ def _in_form(points: Any, given: Any, values: np.ndarray) -> Any:
 
 
 def _columns(points: Any, axes: Sequence[Axis]) -> list[Any]:
-    """The coordinates of points along each axis, all of them equally many."""
+    """The coordinates of points along each axis, with the same number for all axes."""
     names = [axis.name for axis in axes]
     if isinstance(points, Mapping) or is_a(points, "pandas", "DataFrame"):
         keys = [axis_number("points", key, names) for key in points]
@@ -137,8 +137,8 @@ def _columns(points: Any, axes: Sequence[Axis]) -> list[Any]:
 
 
 def _at_least_1d(given: Any, axis: Axis) -> Any:
-    """The coordinates of one axis; a single one becomes an array of it."""
-    if hasattr(given, "dims"):  # of xarray
+    """The coordinates along one axis. A single coordinate becomes an array."""
+    if hasattr(given, "dims"):  # an xarray object
         given = given.values
     if axis.kind == "group" and np.asarray(given).dtype.kind in "iuf":
         return np.atleast_2d(np.asarray(given))
@@ -150,7 +150,7 @@ def _at_least_1d(given: Any, axis: Axis) -> Any:
 
 
 def _places(axis: Axis, names: Any, index: Any) -> np.ndarray:
-    """The coordinates of places that are given by their names in the index of an axis, such as those of stations."""
+    """The coordinates of places, such as stations, from their names in the index of an axis."""
     found = index.get_indexer(names) if hasattr(index, "get_indexer") else np.full(len(names), -1)
     if (found < 0).any() or axis.coordinates is None:
         name = str(names[int((found < 0).argmax())])
@@ -168,7 +168,7 @@ def axis_number(argument: str, key: Any, names: Sequence[str]) -> int:
 
 
 def index_of(adapter: ArrayAdapter, number: int) -> Any:
-    """The coordinates of an axis as its library keeps them, with a frequency and a time zone; None if it has none."""
+    """The coordinates of an axis as an object of its library, with frequency and time zone; None if it has none."""
     given, known = adapter.given, adapter.axes[number].coordinates
     if known is None:
         return None

@@ -1,1 +1,1 @@
-"""Monotone transforms of the data, after which they are closer to normal, and what predictions are in their units."""
+"""Monotone transforms that make data closer to normal, and predictions in the units of the data."""

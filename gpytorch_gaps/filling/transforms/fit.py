@@ -1,4 +1,4 @@
-"""Which transform: as the user names it, or as bounds ask for it, with what it learns from the observations."""
+"""The choice of a transform, from its name or from bounds, and its parameters, from the observations."""
 
 import math
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from gpytorch_gaps.utils.checks import check_number
 NAMES = ("log", "logit", "boxcox", "rank", "auto")
 
 _MOST_POWER = 2.0
-_LEAST_POWER_OF_MASS = 0.1  # of data with observations at the end of the domain, which log cannot have
-_NEARLY_LOG = 0.02  # a power below is log
+_LEAST_POWER_OF_MASS = 0.1  # smallest power if there are observations at the end of the domain, where log is infinite
+_NEARLY_LOG = 0.02  # a smaller power is replaced by log
 
 
 class Bounds(NamedTuple):
@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
 
 
 class FittedTransform(NamedTuple):
-    """A transform, None for the data as they are, and why it was chosen, empty if it was asked for."""
+    """A transform, None for unchanged data, and the reason for its choice, empty if the user named it."""
 
     transform: Transform | None
     why: str = ""
@@ -61,9 +61,9 @@ def read_bounds(given: Any) -> Bounds | None:
 
 
 def fit_transform(asked: Any, given: Any, values: np.ndarray) -> FittedTransform:
-    """The transform that was asked for, or that bounds ask for.
+    """The transform of the given name, or the one for the given bounds.
 
-    :param asked: the argument ``transform`` of ``fill_gaps``, but ``"auto"``.
+    :param asked: the argument ``transform`` of ``fill_gaps``, except ``"auto"``.
     :param given: the argument ``bounds``.
     :param values: (N,), the observations, without NaN.
     :raises ValueError: if the transform is not defined for all of them.
@@ -88,7 +88,7 @@ def fit_transform(asked: Any, given: Any, values: np.ndarray) -> FittedTransform
 
 
 def candidates(given: Any, values: np.ndarray) -> list[Transform | None]:
-    """The transforms that ``"auto"`` compares; without bounds, the data as they are come first.
+    """The transforms that ``"auto"`` compares. Without bounds, the first is None, for unchanged data.
 
     :param given: the argument ``bounds`` of ``fill_gaps``.
     :param values: (N,), the observations, without NaN.
@@ -110,12 +110,12 @@ def candidates(given: Any, values: np.ndarray) -> list[Transform | None]:
     if len(np.unique(inside)) >= LEAST_DISTINCT:
         found.append(fit_rank(values, *bounds))
     if not found:
-        raise ValueError(f"transform: got 'auto' and bounds {given}, but no transform suits the data; try others")
+        raise ValueError(f"transform: got 'auto' and bounds {given}, but no transform fits the data. Try: other bounds")
     return found
 
 
 def natural_bounds(values: np.ndarray) -> Bounds:
-    """Data that are nowhere negative are bounded by zero."""
+    """The lower bound is zero if no value is negative."""
     return Bounds(0.0) if (values >= 0).all() else Bounds()
 
 
@@ -162,12 +162,12 @@ def _logit(values: np.ndarray, bounds: Bounds) -> Logit:
 
 
 def fit_power(values: np.ndarray, low: float = 0.0, high: float = math.inf) -> Power:
-    """The Box-Cox transform with the power of largest likelihood, for independent normal z.
+    """The Box-Cox transform with the power that maximises the likelihood, for independent normal z.
 
     Values at the end of the domain have the likelihood ``P(z <= g(low))``. The power is between 0 and 2.
 
     :param values: (N,), without NaN.
-    :raises ValueError: if values are outside of the domain.
+    :raises ValueError: if values are outside the domain.
 
     >>> fit_power(np.linspace(1, 5, 99) ** 3).power < 0.6
     True
@@ -190,7 +190,7 @@ def fit_power(values: np.ndarray, low: float = 0.0, high: float = math.inf) -> P
 
 
 def _plain_power(logs: np.ndarray) -> tuple[float, float, float]:
-    """Power, mean and standard deviation of z of largest likelihood.
+    """Power, mean and standard deviation of z that maximise the likelihood.
 
     -log L = N log sd(z) - (power - 1) sum log u
     """
@@ -205,7 +205,7 @@ def _plain_power(logs: np.ndarray) -> tuple[float, float, float]:
 
 
 def _censored_power(logs: np.ndarray, count: int) -> tuple[float, float, float]:
-    """The same with `count` more values of which it is known that ``z <= -1 / power``."""
+    """The same with `count` more values, for which only ``z <= -1 / power`` is known."""
 
     def loss(at: np.ndarray) -> float:
         power, centre, spread = float(at[0]), float(at[1]), math.exp(at[2])

@@ -1,4 +1,4 @@
-"""A transform by two functions of the user's, checked on the data."""
+"""A transform by two functions of the user, checked on the data."""
 
 import math
 from collections.abc import Callable
@@ -8,18 +8,19 @@ import numpy as np
 
 from gpytorch_gaps.filling.transforms.transform import Transform
 
-_ROUND_TRIP = 1e-6  # of the range of the data, by which ``inverse(forward(y))`` may differ from y
-_BEYOND, _NUM_CHECKED = 3.0, 200  # standard deviations beyond the data, and places, where the inverse must not fall
-_STEP = 1e-5  # of the range of the data, for derivatives
+_ROUND_TRIP = 1e-6  # allowed difference of ``inverse(forward(y))`` and y, as a fraction of the range of the data
+_BEYOND, _NUM_CHECKED = 3.0, 200  # the inverse is checked up to 3 standard deviations beyond the data, at 200 places
+_STEP = 1e-5  # step for derivatives, as a fraction of the range of the data
 
 
 class Functions(Transform):
-    """g and its inverse as functions of arrays; g may fall, it is then turned.
+    """g and its inverse as functions of arrays. If g decreases, its sign is changed.
 
     :param forward: g.
     :param inverse: its inverse.
     :param values: (N,), the observations, on which both are checked.
-    :raises ValueError: if g is not finite or not monotone on them, or if `inverse` is not its inverse or falls nearby.
+    :raises ValueError: if g is not finite or not monotone on them, if `inverse` is not its inverse, or if it decreases
+        near the data.
     """
 
     name = "your functions"
@@ -40,8 +41,8 @@ class Functions(Transform):
         if len(flat):
             a, b = ordered[flat[0] : flat[0] + 2]
             raise ValueError(
-                f"transform: forward is not monotone between {a:.6g} and {b:.6g}, expected a function that only rises, "
-                "or only falls, on the data"
+                f"transform: forward is not monotone between {a:.6g} and {b:.6g}, expected a function that only "
+                "increases, or only decreases, on the data"
             )
         off = np.abs(self._inverse(latent) - ordered)
         if not (off <= _ROUND_TRIP * (self._range or 1.0)).all():
@@ -54,7 +55,7 @@ class Functions(Transform):
         self._check_beyond(latent)
 
     def _check_beyond(self, latent: np.ndarray) -> None:
-        """Raises if the inverse falls somewhere near the data, where predictions may be."""
+        """Raises if the inverse decreases near the data, where predictions may be."""
         reach = _BEYOND * float(np.std(latent))
         places = np.linspace(latent[0] - reach, latent[-1] + reach, _NUM_CHECKED)
         back = self._inverse(places)
@@ -62,8 +63,8 @@ class Functions(Transform):
         if len(falls):
             a, b = self._side * places[falls[0] : falls[0] + 2]
             raise ValueError(
-                f"transform: inverse falls between {a:.6g} and {b:.6g}, expected a function that never does, also "
-                "beyond the data: predictions may be there. For a square root, use lambda z: np.maximum(z, 0) ** 2"
+                f"transform: inverse decreases between {a:.6g} and {b:.6g}, expected an increasing function, also "
+                "outside the data: predictions may be there. For a square root, use lambda z: np.maximum(z, 0) ** 2"
             )
 
     def forward(self, values: np.ndarray) -> np.ndarray:
@@ -82,7 +83,7 @@ def _called(function: Callable, values: np.ndarray, name: str) -> np.ndarray:
         found: Any = np.asarray(function(np.array(values, dtype=np.float64)))
     if found.shape != np.shape(values) or found.dtype.kind not in "iuf":
         raise ValueError(
-            f"transform: {name} made {found.dtype} of shape {found.shape} from an array of shape {np.shape(values)}, "
-            "expected real numbers of the same shape"
+            f"transform: {name} returned {found.dtype} of shape {found.shape} for an array of shape "
+            f"{np.shape(values)}, expected real numbers of the same shape"
         )
     return found.astype(np.float64)

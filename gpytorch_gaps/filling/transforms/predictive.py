@@ -1,7 +1,7 @@
-"""Predictions in the units of the data: of ``y = g^-1(z)``, where z is normal.
+"""Predictions in the units of the data: of ``y = g^-1(z)``, with normal z.
 
-Quantiles are those of z, put through the inverse of g; the median is that of the mean of z. Means and standard
-deviations are integrals over z, by the Gauss-Hermite rule. Scores are those of this distribution, not of a normal one:
+Quantiles are ``g^-1`` of the quantiles of z, and the median is ``g^-1`` of the mean of z. Means and standard deviations
+are integrals over z, by the Gauss-Hermite rule. Scores are those of this distribution, not of a normal one:
 
     CRPS = 2 int_0^1 (1{y <= q(p)} - p) (q(p) - y) dp,    NLPD = -log(phi((g(y) - m) / s) g'(y) / s)
 
@@ -21,20 +21,20 @@ from scipy.special import ndtr, ndtri
 from gpytorch_gaps.filling.transforms.transform import Transform
 from gpytorch_gaps.posterior.scoring import Score, score_errors
 
-_NODES = 40  # of the Gauss-Hermite rule
-_SCORE_NODES, _SCORE_REACH = 321, 8.0  # of the trapezoidal rule for the CRPS, in standard deviations
+_NODES = 40  # number of nodes of the Gauss-Hermite rule
+_SCORE_NODES, _SCORE_REACH = 321, 8.0  # trapezoidal rule for the CRPS: number of nodes, range in standard deviations
 _LEAST_CHANCE = 1e-300
 _CHUNK = 50_000  # cells whose nodes are in memory at once
 
 
 def predictive(transform: Transform | None, mean: np.ndarray, std: np.ndarray) -> "Normal | Transformed":
-    """The distributions of values whose z are normal with these means and standard deviations."""
+    """The distributions of values with normal z, given means and standard deviations of z."""
     return Normal(mean, std) if transform is None else Transformed(transform, mean, std)
 
 
 @dataclass(frozen=True, eq=False)
 class Normal:
-    """Normal distributions of single values, of data that are not transformed."""
+    """Normal distributions of single values, for data that are not transformed."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -55,20 +55,20 @@ class Normal:
         return score_errors(torch.from_numpy(truth - self.mean), torch.from_numpy(self.std), level)
 
     def coverage(self, truth: np.ndarray, level: float) -> float:
-        """The share of observations in the central intervals."""
+        """The fraction of observations in the central intervals."""
         return float(np.mean(np.abs(truth - self.mean) / self.std <= ndtri((1 + level) / 2)))
 
 
 @dataclass(frozen=True, eq=False)
 class Transformed:
-    """Distributions of single values: z has these means and standard deviations, arrays of one shape."""
+    """Distributions of single values, from means and standard deviations of z. Both are arrays of the same shape."""
 
     transform: Transform
     latent_mean: np.ndarray
     latent_std: np.ndarray
 
     def stretched(self, factor: float) -> "Transformed":
-        """The same with standard deviations of z that are so many times as large."""
+        """The same distributions with standard deviations of z multiplied by `factor`."""
         return Transformed(self.transform, self.latent_mean, factor * self.latent_std)
 
     def at(self, rows: Any) -> "Transformed":
@@ -103,7 +103,7 @@ class Transformed:
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Means and standard deviations."""
-        shift, square = self._about_median(1), self._about_median(2)  # not about zero, against cancellation
+        shift, square = self._about_median(1), self._about_median(2)  # moments about zero would cancel
         return self.median + shift, np.sqrt(np.maximum(square - shift**2, 0.0))
 
     def _about_median(self, power: int) -> np.ndarray:
@@ -115,7 +115,7 @@ class Transformed:
         return np.concatenate(parts).reshape(self.median.shape) if parts else np.zeros(self.median.shape)
 
     def _at_nodes(self, nodes: np.ndarray) -> Any:
-        """Values at some numbers of standard deviations, chunk by chunk. shape: (rows, len(nodes))"""
+        """Values at the given numbers of standard deviations, chunk by chunk. shape: (rows, len(nodes))"""
         mean, std = self.latent_mean.ravel(), self.latent_std.ravel()
         for start in range(0, len(mean), _CHUNK):
             rows = slice(start, start + _CHUNK)
@@ -138,11 +138,12 @@ class Transformed:
         )
 
     def coverage(self, truth: np.ndarray, level: float) -> float:
-        """The share of observations in the central intervals.
+        """The fraction of observations in the central intervals.
 
-        An observation at an end of the domain counts as the share of its probability that is inside: the interval of a
-        cell that is dry with probability 0.9 holds 0.875 of it. Shares are then the level if the distributions are
-        right. Whether the interval holds the value 0 is more often true.
+        An observation at an end of the domain counts as a fraction: the part of its probability that is inside the
+        interval. For example, the 95 % interval of a cell that is dry with probability 0.9 contains 0.875 of this
+        probability. With this rule, the coverage equals the level if the distributions are correct. (Most of these
+        intervals contain the value 0, so that a count would be too large.)
         """
         edge = (1 - level) / 2
         inside = ((truth >= self.quantile(edge)) & (truth <= self.quantile(1 - edge))).astype(np.float64)
@@ -151,7 +152,7 @@ class Transformed:
         return float(np.mean(inside))
 
     def _chances(self, truth: np.ndarray) -> Any:
-        """Flags of the observations at the lower end and at the upper one, and the probabilities of these."""
+        """Flags of the observations at the lower end and at the upper end, and the probabilities of these ends."""
         for side, end, flags in zip((1.0, -1.0), self.transform.ends, self.transform.at_ends(truth), strict=True):
             if flags.any():
                 yield flags, ndtr(side * (end - self.latent_mean[flags]) / self.latent_std[flags])

@@ -1,12 +1,12 @@
-"""The rank transform: quantiles of the data become those of a standard normal distribution.
+"""The rank transform: it maps quantiles of the data to those of a standard normal distribution.
 
-Between its tails, g is piecewise linear through some empirical quantiles. Each tail is a shifted log-normal one,
+Between its tails, g is piecewise linear through some empirical quantiles. Each tail is shifted log-normal,
 
-    y = b + s (exp(k (z - c)) - 1) / k,    k >= 0,
+    y = b + s (exp(k (z - c)) - 1) / k,    k >= 0.
 
-fitted to the outermost tenth of the observations by least squares of relative errors: ``k = 0`` is a normal tail, a
-larger k a heavier one. A tail that ends at a bound is ``y = low + (b - low) exp(k (z - c))``. If there are observations
-at the bound itself, g ends there, at the quantile of their share.
+It is fitted to the outermost tenth of the observations by least squares of relative errors. ``k = 0`` is a normal tail;
+larger k are heavier tails. A tail that ends at a bound is ``y = low + (b - low) exp(k (z - c))``. If there are
+observations at the bound, g ends there, at the quantile of their fraction.
 """
 
 import math
@@ -18,20 +18,20 @@ from scipy.special import ndtri
 from gpytorch_gaps.filling.transforms.transform import Transform
 
 LEAST_DISTINCT = 10
-"""Distinct values inside of the domain that are needed."""
+"""Smallest number of distinct values inside the domain."""
 
 _NUM_KNOTS = 60
-_TAIL_SHARE, _MIN_TAIL, _MAX_TAIL_SHARE = 0.1, 20, 0.2  # observations of a tail
-_SHAPES = np.linspace(0.0, 2.5, 51)  # k of an open tail
-_LEAST_SLOPE = 1e-3  # k of a tail that ends at a bound
+_TAIL_SHARE, _MIN_TAIL, _MAX_TAIL_SHARE = 0.1, 20, 0.2  # observations of a tail: fraction, smallest number, limit
+_SHAPES = np.linspace(0.0, 2.5, 51)  # values of k that are tried for an open tail
+_LEAST_SLOPE = 1e-3  # smallest k of a tail that ends at a bound
 
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """A tail from the point (c, b) outwards, along ``x = z - c`` and ``t = y - b``, both turned to be positive.
+    """A tail that starts at the point (c, b), in terms of ``x = z - c`` and ``t = y - b`` with positive signs.
 
-    `side` is -1 for the lower tail, 1 for the upper one; `room` the distance from b to the bound, infinite if there is
-    none: then `scale` and `shape` are s and k, otherwise `shape` is k.
+    `side` is -1 for the lower tail and 1 for the upper one. `room` is the distance from b to the bound. If it is
+    infinite, `scale` and `shape` are s and k; otherwise `shape` is k.
     """
 
     side: float
@@ -66,7 +66,7 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class Rank(Transform):
-    """Normal scores: `knots` (2, n) are points (z, y), both increasing; there is no tail where the domain ends."""
+    """Normal scores: `knots` (2, n) are increasing points (z, y). There is no tail if the domain ends at a knot."""
 
     knots: np.ndarray
     tails: tuple[Tail | None, Tail | None]
@@ -95,7 +95,7 @@ class Rank(Transform):
         return self._in_tails(inner, values, y, "slope")
 
     def _in_tails(self, found: np.ndarray, at: np.ndarray, inside: np.ndarray, method: str) -> np.ndarray:
-        """`found`, with the entries whose `at` lie beyond the knots by this method of the tails."""
+        """`found`, with entries from the given method of the tails if their `at` lies beyond the knots."""
         found = np.array(found, dtype=np.float64)
         for tail, flags in zip(self.tails, (at < inside[0], at > inside[-1]), strict=True):
             if tail is not None and np.any(flags):
@@ -106,8 +106,8 @@ class Rank(Transform):
 def fit_rank(values: np.ndarray, low: float = -math.inf, high: float = math.inf) -> Rank:
     """The rank transform of some observations.
 
-    :param values: (N,), without NaN, inside of the bounds.
-    :raises ValueError: if too few of them are distinct.
+    :param values: (N,), without NaN, inside the bounds.
+    :raises ValueError: if there are too few distinct values.
 
     >>> rank = fit_rank(np.exp(np.linspace(-2, 2, 99)), low=0.0)
     >>> bool((rank.inverse(np.array([-9.0, 0.0, 9.0])) > 0).all())
@@ -119,7 +119,7 @@ def fit_rank(values: np.ndarray, low: float = -math.inf, high: float = math.inf)
     distinct = len(np.unique(ordered[inside]))
     if distinct < LEAST_DISTINCT:
         raise ValueError(
-            f"transform: 'rank' got {distinct} distinct values inside of the bounds, expected {LEAST_DISTINCT} or more"
+            f"transform: 'rank' got {distinct} distinct values inside the bounds, expected {LEAST_DISTINCT} or more"
         )
     shares = np.mean(ordered <= low), np.mean(ordered >= high)
     y, z = ordered[inside], scores[inside]
@@ -137,13 +137,13 @@ def fit_rank(values: np.ndarray, low: float = -math.inf, high: float = math.inf)
 
 
 def _distinct(z: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Points with increasing y: equal ones become one, at the mean of their z. shape: (2, n)"""
+    """Points with increasing y. Points with equal y are replaced by one, at the mean of their z. shape: (2, n)"""
     unique, place = np.unique(y, return_inverse=True)
     return np.stack([np.bincount(place, z) / np.bincount(place), unique])
 
 
 def _fit_tail(side: float, corner: np.ndarray, z: np.ndarray, y: np.ndarray, bound: float) -> Tail:
-    """The tail that begins at a corner (c, b) and comes nearest to some observations."""
+    """The tail that starts at a corner (c, b) and is closest to the given observations."""
     c, b = map(float, corner)
     x, t, room = side * (z - c), side * (y - b), side * (bound - b)
     x, t = x[x > 0], t[x > 0]

@@ -1,12 +1,12 @@
-"""Monotone transforms: the model is of ``z = g(y)``, results are of ``y = g^-1(z)``.
+"""Monotone transforms: the model is one of ``z = g(y)``, and results are those of ``y = g^-1(z)``.
 
-Values lie in a domain from `low` to `high`. Where ``g(low)`` is finite, such as 0 for a square root, many observations
-may be exactly at that end: half of all days have no rain. They say that z is at most ``g(low)``, no more. The model
-receives the mean of z given that, by the normal distribution of all z, and its variance as the error of observation:
+Values lie in a domain from `low` to `high`. If ``g(low)`` is finite, as for a square root, many observations may be
+exactly at that end: half of all days have no rain. They only mean that z is at most ``c = g(low)``. The model receives
+the conditional mean of z, by the normal distribution of all z, and its variance as the variance of a measurement error:
 
     E[z | z <= c] = m - s h,    var[z | z <= c] = s^2 (1 - a h - h^2),    a = (c - m) / s,    h = phi(a) / Phi(a)
 
-Predictions of y have a probability of their own at that end, ``P(z <= c)``.
+Predictions of y have a positive probability at that end, ``P(z <= c)``.
 """
 
 import math
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr
 
-_LARGEST = 1e300  # of predicted values
+_LARGEST = 1e300  # limit of predicted values
 
 
 class Transform(ABC):
     """A strictly increasing function g of values in a domain, and its inverse."""
 
     name: str
-    """What the user calls it."""
+    """The name that the user gives."""
     low, high = -math.inf, math.inf
     """The ends of the domain, in the units of the data."""
     centre, spread = 0.0, 1.0
@@ -31,7 +31,7 @@ class Transform(ABC):
 
     @abstractmethod
     def forward(self, values: np.ndarray) -> np.ndarray:
-        """g of values in the domain; NaN stays NaN."""
+        """g of values in the domain; NaN for NaN."""
 
     @abstractmethod
     def slope(self, values: np.ndarray) -> np.ndarray:
@@ -39,16 +39,16 @@ class Transform(ABC):
 
     @abstractmethod
     def _inverse(self, latent: np.ndarray) -> np.ndarray:
-        """The inverse of g for any numbers: the ends of the domain beyond g of these."""
+        """The inverse of g for any numbers. Beyond g of the ends of the domain, it is the end."""
 
     @property
     def words(self) -> str:
-        """The name, with what was learned."""
+        """The name, with learned parameters."""
         return self.name
 
     @property
     def ends(self) -> tuple[float, float]:
-        """g of the ends of the domain; infinite where they cannot be observed."""
+        """g of the ends of the domain; infinite for ends that cannot be observed."""
         return -math.inf, math.inf
 
     def inverse(self, latent: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ class Transform(ABC):
             first = np.asarray(latent)[bad].flat[0]
             raise ValueError(
                 f"transform: {self.words} gives {found[bad].flat[0]} for {first:.6g}, expected finite predictions; "
-                "the data do not determine their tail. Try transform='rank', or no transform"
+                "the data do not determine the tail. Try: transform='rank', or no transform"
             )
         return found
 
@@ -74,7 +74,7 @@ class Transform(ABC):
         return values <= self.low if below > -math.inf else none, values >= self.high if above < math.inf else none
 
     def latent(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the model receives: z, or its mean where only a bound is known, and the variance of its error.
+        """The values for the model: z, or its mean if only a bound is known, and the variance of its error.
 
         :param values: observations, NaN at gaps.
         """
@@ -142,7 +142,7 @@ class Power(Transform):
 
 @dataclass(frozen=True)
 class Logit(Transform):
-    """The logarithm of the odds, ``g = log(u / (1 - u))``, where u is the share of the way from `low` to `high`."""
+    """The logarithm of the odds, ``g = log(u / (1 - u))`` with ``u = (y - low) / (high - low)``."""
 
     low: float = 0.0
     high: float = 1.0
@@ -156,5 +156,5 @@ class Logit(Transform):
         return np.asarray((self.high - self.low) / (values - self.low) / (self.high - values))
 
     def _inverse(self, latent: np.ndarray) -> np.ndarray:
-        share = np.exp(-np.logaddexp(0.0, -latent))  # also of very small ones, to all digits
+        share = np.exp(-np.logaddexp(0.0, -latent))  # accurate for very small values too
         return np.asarray(self.low + (self.high - self.low) * share)

@@ -108,6 +108,6 @@ def test_cycles_of_long_axes_are_in_the_mean_and_others_in_the_kernel(long, monk
     )
     periodic = any("period_length" in name for name, _ in filled.model.named_parameters())
     assert (filled.model.mean_module.cycles is not None, periodic) == ((True, False) if long else (False, True))
-    assert any("taken off first" in note and "cycle" in note for note in filled.report.notes) == long
+    assert any("subtracted first" in note and "cycle" in note for note in filled.report.notes) == long
     error = filled.mean[200:260, 1] - waves[200:260, 1]
     assert np.sqrt(np.mean(error**2)) < (0.3 if long else 2.0)

@@ -150,10 +150,10 @@ def test_yearly_cycles_of_a_long_table_of_many_labels_are_in_its_mean():
     data = pd.DataFrame(values, months, list("abcdefghi"))
     options = {"check": False, "std": False, "progress": False, "steps": 2}
     report = gaps.fill_gaps(data, **options).report
-    assert any("taken off first" in note for note in report.notes)
+    assert any("subtracted first" in note for note in report.notes)
     for smaller in (data[:60], data[["a", "b"]]):
         report = gaps.fill_gaps(smaller, **options).report
-        assert not any("taken off first" in note for note in report.notes)
+        assert not any("subtracted first" in note for note in report.notes)
         assert any("cycle" in note for note in report.notes)
 
 

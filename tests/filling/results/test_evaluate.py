@@ -95,7 +95,7 @@ def test_the_same_evaluation_twice_and_the_random_state_is_kept(result, evaluati
 
 def test_it_is_text_json_and_html(evaluation):
     assert "fold 3" in str(evaluation)
-    assert "hyperparameters stay as they were learned" in str(evaluation)
+    assert "hyperparameters are not learned again" in str(evaluation)
     assert json.loads(json.dumps(evaluation.as_dict()))["score"]["count"] == evaluation.score.count
     assert "<table" in evaluation._repr_html_()
     assert repr(evaluation).startswith("<Evaluation of")

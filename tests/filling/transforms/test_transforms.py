@@ -167,8 +167,8 @@ REFUSALS = {
     "forward is not monotone": ((np.square, np.sqrt), None, NORMAL),
     "forward\\(-1\\) is not finite": ((np.log, np.exp), None, np.array([-1.0, 2.0])),
     "inverse\\(forward\\(": ((np.log, np.log), None, np.exp(NORMAL)),
-    "inverse falls between": ((np.sqrt, np.square), None, np.array([0.5, 1.0, 4.0])),
-    "forward made .* expected real numbers of the same shape": ((np.sum, np.exp), None, NORMAL),
+    "inverse decreases between": ((np.sqrt, np.square), None, np.array([0.5, 1.0, 4.0])),
+    "forward returned .* expected real numbers of the same shape": ((np.sum, np.exp), None, NORMAL),
 }
 
 
