@@ -25,8 +25,9 @@ from linear_operator.operators import LinearOperator
 from linear_operator.utils.getitem import _is_noop_index
 from torch import Tensor
 
-from gpytorch_gaps.linalg.frequencies import filtered, stored_by_frequency
+from gpytorch_gaps.linalg.frequencies import filtered, from_frequencies, stored_by_frequency, to_frequencies
 from gpytorch_gaps.linalg.positions import Positions, axes_of, count, places_of, same_positions
+from gpytorch_gaps.linalg.short_range import ShortRange
 from gpytorch_gaps.utils.tensors import look_up
 
 _CACHED_NUMBERS = 2**18  # on a torus, transformed together: 2 MiB
@@ -80,6 +81,7 @@ class CirculantOperator(LinearOperator):
         self.table, self.torus, self.inner = table, torus, inner
         self.row_positions, self.col_positions = row_positions, col_positions
         self._spectra: dict[tuple[torch.dtype, tuple[int, ...]], Tensor] = {}
+        self._short_ranges: dict[torch.dtype, ShortRange | None] = {}
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -167,6 +169,10 @@ class CirculantOperator(LinearOperator):
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = (rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs).mT
+        short = self._short_range(rhs)
+        if short is not None:
+            image = short.product(columns.flatten(0, -2), self.size(-2)).unflatten(0, columns.shape[:-1]).mT
+            return image.squeeze(-1) if rhs.dim() == 1 else image
         x = columns.reshape(*columns.shape[:-1], self.num_dense[1], *map(count, self.col_positions))
         spectrum, batched = self.spectrum(rhs.dtype, inner=True), self._dense_dim > 0
         every = x if batched else x.flatten(0, -len(self.torus) - 2)
@@ -174,6 +180,20 @@ class CirculantOperator(LinearOperator):
         image = torch.cat([self._filter(spectrum, part) for part in parts], -len(self.torus) - 2)
         image = (image if batched else image.unflatten(0, columns.shape[:-1])).flatten(-len(self.torus) - 1).mT
         return image.squeeze(-1) if rhs.dim() == 1 else image
+
+    def _short_range(self, rhs: Tensor) -> ShortRange | None:
+        """For products along one long axis on a CPU, without a gradient."""
+        positions = (*self.row_positions, *self.col_positions)
+        along = len(positions) == 2 and self.table.dim() == 3 and self.num_dense == (1, 1)
+        if not along or rhs.device.type != "cpu" or any(map(torch.is_tensor, positions)):
+            return None
+        differentiated = torch.is_grad_enabled() and (self.table.requires_grad or rhs.requires_grad)
+        if differentiated or sum(map(count, positions)) - 1 > self.inner[0]:  # covariances go around the circle
+            return None
+        if rhs.dtype not in self._short_ranges:
+            lags = self.table.flatten()[: max(map(count, positions))]
+            self._short_ranges[rhs.dtype] = ShortRange.of(lags, rhs.dtype)
+        return self._short_ranges[rhs.dtype]
 
     def _columns_at_once(self, x: Tensor) -> int:
         """Columns that are transformed together: on a CPU, no more than a cache holds."""
@@ -184,28 +204,8 @@ class CirculantOperator(LinearOperator):
 
     def _filter(self, spectrum: Tensor, x: Tensor) -> Tensor:
         """Values at columns to values at rows. shape: (..., C, b, m_1, ..., m_s) -> (..., C, a, q_1, ..., q_s)"""
-        return self._inverse(filtered(spectrum, self._transformed(x), len(self.torus)))
-
-    def _transformed(self, x: Tensor) -> Tensor:
-        """Values at the columns, on the torus, transformed one axis at a time: earlier axes are still short.
-
-        shape: (..., m_1, ..., m_s) -> (..., n_1, ..., n_s // 2 + 1)
-        """
-        for axis in reversed(range(len(self.inner))):
-            dim, places, positions = axis - len(self.inner), self.inner[axis], self.col_positions[axis]
-            if torch.is_tensor(positions):
-                shape = list(x.shape)
-                shape[dim] = places
-                x = x.new_zeros(shape).index_add(dim, positions, x)
-            x = torch.fft.rfft(x, n=places, dim=dim) if dim == -1 else torch.fft.fft(x, n=places, dim=dim)
-        return x
-
-    def _inverse(self, x: Tensor) -> Tensor:
-        """Back to values at the rows. shape: (..., n_1, ..., n_s // 2 + 1) -> (..., q_1, ..., q_s)"""
-        for dim, places, positions in zip(self._torus_dims, self.inner, self.row_positions, strict=True):
-            x = torch.fft.irfft(x, n=places, dim=dim) if dim == -1 else torch.fft.ifft(x, n=places, dim=dim)
-            x = x.index_select(dim, positions) if torch.is_tensor(positions) else x.narrow(dim, 0, positions)
-        return x
+        image = filtered(spectrum, to_frequencies(x, self.inner, self.col_positions), len(self.torus))
+        return from_frequencies(image, self.inner, self.row_positions)
 
     def _transpose_nonbatch(self) -> "CirculantOperator":
         table = self.table.transpose(self._dense_dim, self._dense_dim + 1)

@@ -7,9 +7,12 @@ tensor([[[1., 2., 3.],
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from gpytorch_gaps.linalg.positions import Positions
 
 
 def stored_by_frequency(spectrum: Tensor, torus_dims: int) -> Tensor:
@@ -38,6 +41,30 @@ def filtered(spectrum: Tensor, x: Tensor, torus_dims: int) -> Tensor:
     image = by_frequency(spectrum, torus_dims) @ parts.movedim(-2, -3).flatten(-2)  # shape: (*batch, f, a, C * 2)
     image = image.unflatten(-1, (x.size(dense_dim), 2)).movedim(-4, -2).contiguous()  # shape: (*batch, a, C, f, 2)
     return torch.view_as_complex(image).transpose(-3, -2).unflatten(-1, frequencies)
+
+
+def to_frequencies(x: Tensor, torus: Sequence[int], positions: Sequence[Positions]) -> Tensor:
+    """Values at some positions, on the torus, transformed one axis at a time: earlier axes are still short.
+
+    shape: (..., m_1, ..., m_s) -> (..., n_1, ..., n_s // 2 + 1)
+    """
+    for axis in reversed(range(len(torus))):
+        dim, places, own = axis - len(torus), torus[axis], positions[axis]
+        if torch.is_tensor(own):
+            shape = list(x.shape)
+            shape[dim] = places
+            x = x.new_zeros(shape).index_add(dim, own, x)
+        x = torch.fft.rfft(x, n=places, dim=dim) if dim == -1 else torch.fft.fft(x, n=places, dim=dim)
+    return x
+
+
+def from_frequencies(x: Tensor, torus: Sequence[int], positions: Sequence[Positions]) -> Tensor:
+    """Back to values at some positions. shape: (..., n_1, ..., n_s // 2 + 1) -> (..., q_1, ..., q_s)"""
+    for axis, (places, own) in enumerate(zip(torus, positions, strict=True)):
+        dim = axis - len(torus)
+        x = torch.fft.irfft(x, n=places, dim=dim) if dim == -1 else torch.fft.ifft(x, n=places, dim=dim)
+        x = x.index_select(dim, own) if torch.is_tensor(own) else x.narrow(dim, 0, own)
+    return x
 
 
 def conjugate_pairs(circles: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
