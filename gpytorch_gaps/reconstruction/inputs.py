@@ -110,9 +110,9 @@ class Problem:
             )
         return self.terms[0]
 
-    def basis(self) -> TruncatedEigen | TruncatedSum:
-        """The eigenvectors of the kernel that matter at this noise and tolerance."""
-        level = self.noise * truncation_level(self.tolerance, self.grid.num_cells)
+    def basis(self, share: float | None = None) -> TruncatedEigen | TruncatedSum:
+        """The eigenvectors of the kernel that matter at this noise and tolerance, or above a share of the noise."""
+        level = self.noise * (share or truncation_level(self.tolerance, self.grid.num_cells))
         self.diagonals, found = [], []
         for term in self.terms:
             axes = enumerate(zip(term, self.grid.axes, strict=True))

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gpytorch_gaps import settings
+from gpytorch_gaps.distributed.communicator import communicator_for
 from gpytorch_gaps.reconstruction.inputs import Problem
 from gpytorch_gaps.reconstruction.learned import LearnedKernels
 from gpytorch_gaps.reconstruction.learner import Learner
@@ -42,6 +43,7 @@ def fit_reconstruction(
     checkpoint: str | Path | None = None,
     seed: int = 0,
     progress: bool = True,
+    group: Any = None,
 ) -> LearnedKernels:
     """Learn the hyperparameters of the kernels and the noise from up to 10^9 cells, for :func:`reconstruct`.
 
@@ -76,18 +78,26 @@ def fit_reconstruction(
     :param checkpoint: a file that is written after every step. The same call continues from it.
     :param seed: seed of the probes.
     :param progress: whether to show progress bars.
+    :param group: a process group of ``torch.distributed``, as in :func:`reconstruct`. Each process reads its slices of
+        the first axis at every step, and all get the same hyperparameters.
     :return: the kernels and the noise.
     :raises ValueError: if an argument is wrong, if nothing is observed, or if a checkpoint belongs to another problem.
+    :raises RankError: if another process of the group fails.
     """
     if getattr(values, "shape", None) is None:
         raise ValueError(f"values: got {type(values).__name__}, expected an array: every step reads the values again")
+    comm = communicator_for(group, "fit_reconstruction")
     options: dict[str, Any] = {"mean": mean, "max_iterations": max_iterations, "memory": memory, "seed": seed}
-    problem = Problem(values, axes, kernels, noise, checkpoint=checkpoint, **options)
+    problem = comm.run_on_all(
+        "checking its arguments", lambda: Problem(values, axes, kernels, noise, checkpoint=checkpoint, **options)
+    )
     steps = check_integer("steps", steps, at_least=1)
     probes = check_integer("probes", probes, at_least=2)
     tolerance = check_number("tolerance", tolerance, above=0)
-    with torch.no_grad(), full_float32(), settings.progress(progress):
-        learner = Learner(problem, values, probes, tolerance)
+    problem.require_same(values, comm)
+    comm.require_same({"steps": steps, "probes": probes, "tolerance": tolerance})
+    with torch.no_grad(), full_float32(), settings.progress(progress if comm.is_main else False):
+        learner = Learner(problem, values, probes, tolerance, comm)
         with with_bar(None, "learning", total=steps, unit="step") as bar:
             bar.update(len(learner.steps))
             while len(learner.steps) < steps and not learner.converged:

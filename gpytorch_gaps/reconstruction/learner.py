@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from gpytorch_gaps.distributed.agreement import describe_kernel, describe_values
+from gpytorch_gaps.distributed.communicator import SINGLE, Communicator, split_evenly
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 from gpytorch_gaps.reconstruction.hyperparameters import Hyperparameters
 from gpytorch_gaps.reconstruction.inputs import Problem
 from gpytorch_gaps.reconstruction.learned import LearnedKernels, LearningStep
-from gpytorch_gaps.reconstruction.learning_data import GridData, every_kth, strides_for
+from gpytorch_gaps.reconstruction.learning_data import LEARNING_LEVEL, GridData, every_kth, strides_for
 from gpytorch_gaps.reconstruction.likelihood import StreamedLikelihood
 from gpytorch_gaps.reconstruction.prior_mean import describe_mean
 from gpytorch_gaps.reconstruction.scoring import Score, score
-from gpytorch_gaps.reconstruction.sharding import ReplicatedWeights
+from gpytorch_gaps.reconstruction.sharding import ReplicatedWeights, broadcast_product
 from gpytorch_gaps.reconstruction.weight_solver import WeightSolver
 from gpytorch_gaps.reconstruction.weight_space import WeightSpace
 from gpytorch_gaps.reports import NotConvergedWarning
 from gpytorch_gaps.utils.checkpoint import CheckpointFile
 from gpytorch_gaps.utils.files import digest
 
-_LEVEL = 1e-6  # eigenvalues below this fraction of the noise are dropped
 _LARGEST_CHANGE = 0.7  # largest change of a logarithm in one step: the curvature changes with distance
 _SOLVE_SHARE = 0.2  # error of a solve, as a fraction of the distance to the maximum
 _LOOSEST_SOLVE = 0.3  # largest error of a solve, in posterior standard deviations
@@ -36,6 +36,7 @@ _MOST_PAIRS = 5
 _LEAST_DAMPING = 1 / 16
 _FEWEST_PROBES = 2  # smallest number of probes that gives an estimate of their error
 _PROBE_SHARE = 0.3  # part of the tolerance for the error of probes
+_DECISIONS = "steps"
 _VERSION = 1
 _SAME = 1e-8  # largest relative difference of sums over the same values
 
@@ -47,9 +48,13 @@ class Learner:
     :param values: the values of the problem. A checkpoint keeps a hash of them.
     :param probes: largest number of random probes.
     :param tolerance: largest length of the last step, in standard deviations.
+    :param comm: processes that share the slices of the grid, and take the same steps.
     """
 
-    def __init__(self, problem: Problem, values: Any, probes: int, tolerance: float) -> None:
+    def __init__(
+        self, problem: Problem, values: Any, probes: int, tolerance: float, comm: Communicator = SINGLE
+    ) -> None:
+        self._comm = comm
         self.problem, self.tolerance, self._most_probes = problem, tolerance, probes
         self.hyperparameters = Hyperparameters(problem.kernels, problem.noise)
         self.steps: list[LearningStep] = []
@@ -68,8 +73,10 @@ class Learner:
             self._resume(self._file)
         if not self._strides:
             self._strides = strides_for(problem.grid.shape, self._basis(self._all).ranks)
+            if problem.grid.shape[0] < comm.size * self._strides[0]:
+                self._strides = (1,) * len(self._strides)  # too few slices for the processes
         self._uses_all = self._uses_all or max(self._strides) == 1
-        self._part = None if self._uses_all else every_kth(self._all, self._strides)
+        self._part = None if self._uses_all else every_kth(self._all, self._strides, comm)
 
     @property
     def _data(self) -> GridData:
@@ -80,8 +87,9 @@ class Learner:
         begun, data, own = time.perf_counter(), self._data, self.hyperparameters
         likelihood, basis = self._likelihood(data)
         derivatives = likelihood.derivatives(self._probes, self.problem.seed)
-        found = self._with_curvature(score(likelihood.space, derivatives, own.derivatives(data.grid, basis)))
-        distance = found.distance
+        found = self._of_main(score(likelihood.space, derivatives, own.derivatives(data.grid, basis)))
+        found = self._with_curvature(found)
+        distance = self._comm.from_main(found.distance, data.grid.device, _DECISIONS)
         if not math.isfinite(distance):
             raise ValueError(f"kernels: the gradient of the likelihood is not finite at {own.values}")
         enough = distance <= (self.tolerance if self._uses_all else _PART_TOLERANCE)
@@ -96,7 +104,7 @@ class Learner:
         too_long = distance > self._before
         self._damping = max(_LEAST_DAMPING, 0.5 * self._damping) if too_long else min(1.0, 2.0 * self._damping)
         change = self._damping * found.step(_LARGEST_CHANGE)
-        own.set(own.vector + change)
+        own.set(self._comm.broadcast(own.vector + change, _DECISIONS))
         self._last = (change, found.gradient)
         self._choose_probes(found)
         self._before = distance
@@ -104,10 +112,20 @@ class Learner:
             self._part, self._uses_all, self._before, self._last, self._pairs = None, True, math.inf, None, []
         self._save()
 
+    def _of_main(self, found: Score) -> Score:
+        """The score of the main process: rounding differs between machines, and steps must not."""
+        return Score(
+            self._comm.broadcast(found.gradient, _DECISIONS),
+            self._comm.broadcast(found.information, _DECISIONS),
+            self._comm.broadcast(found.probes, _DECISIONS) if len(found.probes) else found.probes,
+        )
+
     def _likelihood(self, data: GridData) -> tuple[StreamedLikelihood, TruncatedEigen]:
         """The likelihood at the current hyperparameters. The tolerance of its solve depends on the last distance."""
         problem, basis = self.problem, self._basis(data)
-        weights = ReplicatedWeights(basis)
+        weights = ReplicatedWeights(
+            basis, self._comm, split_evenly(data.grid.shape[0], self._comm.size, data.slabs.chunk)
+        )
         mask, rhs, norm = data.read(weights)
         space = WeightSpace(mask, weights, self.hyperparameters.noise)
         if not space.num_train:
@@ -128,13 +146,18 @@ class Learner:
     def _choose_probes(self, found: Score) -> None:
         """Chooses the number of probes for the tolerance, from their error in this step."""
         if len(found.probes):
-            needed = len(found.probes) * (found.probe_error / (_PROBE_SHARE * self.tolerance)) ** 2
+            error = self._comm.from_main(found.probe_error, found.probes.device, _DECISIONS)
+            needed = len(found.probes) * (error / (_PROBE_SHARE * self.tolerance)) ** 2
             self._probes = max(_FEWEST_PROBES, min(self._most_probes, math.ceil(needed)))
 
     def _basis(self, data: GridData) -> TruncatedEigen:
         """The eigenvectors of the kernel at the current hyperparameters. Their signs do not change between steps."""
-        found = truncated_eigh(self.hyperparameters.factors(data.grid), _LEVEL * self.hyperparameters.noise)
-        return replace(found, vectors=tuple(_with_lasting_signs(own) for own in found.vectors))
+
+        def decompose() -> TruncatedEigen:
+            found = truncated_eigh(self.hyperparameters.factors(data.grid), LEARNING_LEVEL * self.hyperparameters.noise)
+            return replace(found, vectors=tuple(_with_lasting_signs(own) for own in found.vectors))
+
+        return broadcast_product(self._comm.run_on_all("decomposing the kernels", decompose), self._comm)
 
     def result(self) -> LearnedKernels:
         """The result. Warns if it has not converged."""
@@ -166,7 +189,7 @@ class Learner:
         }
 
     def _save(self) -> None:
-        if self._file is not None:
+        if self._file is not None and self._comm.is_main:
             self._file.save(
                 {
                     "about": self._about,

@@ -119,7 +119,7 @@ class StreamedLikelihood:
         )
 
         def size() -> float:
-            return float(torch.dot(run.residual.flatten(), self.reference.solve(run.residual.view(shape)).flatten()))
+            return space.weights.total(space.weights.dot(run.residual, self.reference.solve(run.residual.view(shape))))
 
         first = size()
         for _ in range(self.solver.max_iterations):

@@ -230,11 +230,11 @@ def broadcast_basis(basis: Basis, comm: Communicator) -> Basis:
         return basis
     if isinstance(basis, TruncatedSum):
         return _broadcast_sum(basis, comm)
-    return _broadcast_product(basis, comm)
+    return broadcast_product(basis, comm)
 
 
 def _broadcast_sum(basis: TruncatedSum, comm: Communicator) -> TruncatedSum:
-    terms = tuple(_broadcast_product(term, comm) for term in basis.terms)
+    terms = tuple(broadcast_product(term, comm) for term in basis.terms)
     shapes, error = comm.gather(([own.shape for own in basis.vectors], basis.error), "the basis")[0]
     vectors = tuple(_like(own, shape) for own, shape in zip(basis.vectors, shapes, strict=True))
     for tensor in vectors:
@@ -242,7 +242,10 @@ def _broadcast_sum(basis: TruncatedSum, comm: Communicator) -> TruncatedSum:
     return TruncatedSum(terms, vectors, error)
 
 
-def _broadcast_product(basis: TruncatedEigen, comm: Communicator) -> TruncatedEigen:
+def broadcast_product(basis: TruncatedEigen, comm: Communicator) -> TruncatedEigen:
+    """:func:`broadcast_basis` of a single product."""
+    if comm.size == 1:
+        return basis
     shapes, level, error = comm.gather(([v.shape for v in basis.vectors], basis.level, basis.error), "the basis")[0]
     vectors = tuple(_like(own, shape) for own, shape in zip(basis.vectors, shapes, strict=True))
     values = tuple(_like(own, shape[-1:]) for own, shape in zip(basis.values, shapes, strict=True))

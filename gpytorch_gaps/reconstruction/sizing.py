@@ -19,11 +19,13 @@ from gpytorch_gaps.distributed.communicator import split_evenly
 from gpytorch_gaps.linalg.masked_grid import sweep_flops
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 from gpytorch_gaps.reconstruction.inputs import Problem
+from gpytorch_gaps.reconstruction.learning_data import LEARNING_LEVEL, PART_CELLS
 from gpytorch_gaps.reconstruction.sharding import is_sharded
 from gpytorch_gaps.utils.progress import format_bytes
 
 _SLAB_NUMBERS = 2**24  # numbers that are read or expanded at once
 _BOXES = 14  # boxes of weights in float64: eigenvalues, diagonals, the right-hand side, iterates and temporaries
+_LEARNING_BOXES = 10  # boxes more in float64: shares of the prior, probes, and what they leave
 _BYTES_PER_DRAW = 20.0  # bytes per weight: three boxes in float32, one in float64
 _HALVES = 4  # number of boxes of sharded weights that are expanded along the first axis
 
@@ -86,7 +88,14 @@ class Plan:
         )
 
 
-def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes: int = 4, draws: int = 0) -> Plan:
+def plan(
+    shape: Sequence[int],
+    ranks: Sequence[int],
+    processes: int,
+    value_bytes: int = 4,
+    draws: int = 0,
+    learn: bool = False,
+) -> Plan:
     """The cost of a reconstruction, from the number of eigenvectors that its kernel keeps.
 
     >>> plan((1000, 800), ranks=(40, 30), processes=2).weights
@@ -97,6 +106,8 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     :param processes: number of processes.
     :param value_bytes: bytes per value that is read.
     :param draws: number of posterior draws. Each takes about as many iterations as the mean.
+    :param learn: whether hyperparameters are learned, by :func:`fit_reconstruction`. Every process then holds all
+        weights.
     :return: the cost of each process.
     :raises ValueError: if a rank exceeds its axis, if there are more processes than slices of the first axis, or if
         there are draws of weights that are divided among processes.
@@ -106,7 +117,7 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
         raise ValueError(f"ranks: got {kept}, expected one for each axis of {sizes}, from 1 to its length")
     if processes < 1 or processes > sizes[0]:
         raise ValueError(f"processes: got {processes}, expected 1 to {sizes[0]}, the length of the first axis")
-    weights, sharded = math.prod(kept), is_sharded(sizes, kept, processes)
+    weights, sharded = math.prod(kept), not learn and is_sharded(sizes, kept, processes)
     rows = max(part.stop - part.start for part in split_evenly(sizes[0], processes))
     own_cells, half = math.prod(sizes[1:]) * rows, rows * weights // kept[0]
     vectors = sum(12.0 * size * rank for size, rank in zip(sizes, kept, strict=True))
@@ -114,6 +125,8 @@ def plan(shape: Sequence[int], ranks: Sequence[int], processes: int, value_bytes
     if sharded and draws:
         raise ValueError(f"draws: got {draws} for {weights} weights, divided among {processes} processes; expected 0")
     memory += _BYTES_PER_DRAW * draws * weights
+    if learn:
+        memory += 8.0 * _LEARNING_BOXES * weights + 16.0 * min(math.prod(sizes), 2 * PART_CELLS)
     if sharded:
         longest = max(kept[1:])
         own = weights // longest * math.ceil(longest / processes)
@@ -137,8 +150,11 @@ def plan_of(
     processes: int,
     tolerance: float = 1e-2,
     draws: int = 0,
+    learn: bool = False,
 ) -> Plan:
-    """The cost of a call of :func:`reconstruct`. The kernels are decomposed; no values are needed.
+    """The cost of a call of :func:`reconstruct`, or of :func:`fit_reconstruction`.
+
+    The kernels are decomposed; no values are needed.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> x, y = torch.linspace(0, 1, 300), torch.linspace(0, 1, 200)
@@ -151,10 +167,11 @@ def plan_of(
     :param processes: number of processes.
     :param tolerance: largest error of the mean, in posterior standard deviations.
     :param draws: number of posterior draws.
+    :param learn: whether hyperparameters are learned, by :func:`fit_reconstruction`, with these as the present ones.
     :return: the cost of each process.
     :raises ValueError: if an argument is wrong.
     """
     values = SimpleNamespace(shape=tuple(len(axis) for axis in axes), dtype="float32")
     with torch.no_grad():
-        basis = Problem(values, axes, kernels, noise, tolerance=tolerance).basis()
-    return plan(basis.shape, basis.ranks, processes, draws=draws)
+        basis = Problem(values, axes, kernels, noise, tolerance=tolerance).basis(LEARNING_LEVEL if learn else None)
+    return plan(basis.shape, basis.ranks, processes, draws=draws, learn=learn)

@@ -17,7 +17,7 @@ import gpytorch_gaps as gaps
 from gpytorch_gaps import distributed
 from gpytorch_gaps.distributed.communicator import Communicator
 from gpytorch_gaps.reconstruction import checkpoint as weight_checkpoint
-from gpytorch_gaps.reconstruction import draws, sharding
+from gpytorch_gaps.reconstruction import draws, learning_data, likelihood, sharding
 from tests._ranks import JOIN_SECONDS
 
 
@@ -465,3 +465,37 @@ def benchmark(group, job):
 
     with mock.patch.object(distributed, "process_group", return_value=nullcontext(group)):
         benchmarked.main(["--job", job])
+
+
+def learn(group, shape, options):
+    """Hyperparameters by `fit_reconstruction`, and which slices this process has read.
+
+    :param options: its own, and `enough`: cells of the first part; `exact`: weights up to which nothing is estimated.
+    """
+    values, read = field(shape, options.pop("gaps_as", "random")), set()
+
+    class Recorded:
+        shape, dtype = values.shape, values.dtype
+
+        def __getitem__(self, rows):
+            read.update(range(*rows.indices(len(values))))
+            return values[rows]
+
+    kernels = kernels_of("RBF", len(shape), 0.5)
+    kernels[0] = ScaleKernel(kernels[0])
+    with (
+        mock.patch.object(learning_data, "PART_CELLS", options.pop("enough", 2**21)),
+        mock.patch.object(likelihood, "_MOST_EXACT_WEIGHTS", options.pop("exact", 1000)),
+    ):
+        learned = gaps.fit_reconstruction(
+            Recorded(), axes_of(shape), kernels, 0.1, group=group, progress=False, **options
+        )
+    return {
+        "read": read,
+        "values": list(learned.values.values()),
+        "deviations": list(learned.deviations.values()),
+        "log_likelihood": learned.log_likelihood,
+        "log_likelihood_error": learned.log_likelihood_error,
+        "num_train": [step.num_train for step in learned.steps],
+        "converged": learned.converged,
+    }

@@ -133,7 +133,7 @@ def test_it_agrees_with_fit():
 def test_a_part_of_the_data_comes_first_and_changes_nothing(monkeypatch):
     shape = (60, 50)
     values, expected = learn(shape, tolerance=1e-2)
-    monkeypatch.setattr(learning_data, "_ENOUGH_CELLS", 500)
+    monkeypatch.setattr(learning_data, "PART_CELLS", 500)
     monkeypatch.setattr(learning_data, "_CELLS_PER_FUNCTION", 1)
     background = np.broadcast_to(np.arange(60.0)[:, None], shape)
     kernels = kernels_of(shape, 2.0)
@@ -229,7 +229,7 @@ def test_one_kernel_of_two_axes_remains_one():
 
 
 def test_a_checkpoint_continues_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(learning_data, "_ENOUGH_CELLS", 100)
+    monkeypatch.setattr(learning_data, "PART_CELLS", 100)
     monkeypatch.setattr(learning_data, "_CELLS_PER_FUNCTION", 1)
     shape, path = (30, 26), tmp_path / "state.pt"
     values, expected = learn(shape)

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from gpytorch.kernels import RBFKernel
 
 from gpytorch_gaps.reconstruction.sizing import plan, plan_of
 from tests._ranks import run_ranks
@@ -88,3 +90,13 @@ def test_draws_take_memory_and_need_weights_that_every_process_holds():
     assert with_draws.memory - without.memory == 16 * 20 * without.weights
     with pytest.raises(ValueError, match=r"draws: got 16 for .* weights, divided among 4 processes; expected 0"):
         plan((2000, 1500), (2000, 1500), 4, draws=16)
+
+
+def test_learning_takes_memory_and_holds_all_weights():
+    without, learning = (plan((3840, 2160, 121), (44, 43, 19), 4, learn=learn) for learn in (False, True))
+    assert without.memory < learning.memory < 1.5 * without.memory
+    assert learning.sent == without.sent
+    assert not plan((2000, 1500), (2000, 1500), 4, learn=True).sharded
+    x, kernels = [torch.linspace(0, 1, 90), torch.linspace(0, 1, 80)], [RBFKernel(), RBFKernel()]
+    some, more = (plan_of(x, kernels, noise=1e-2, processes=2, learn=learn) for learn in (True, False))
+    assert some.weights < more.weights  # eigenvectors that serve the mean far from data are not needed
