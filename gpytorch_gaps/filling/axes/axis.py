@@ -49,6 +49,11 @@ class Axis:
         return len(self.points)
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether positions that follow each other are near each other."""
+        return self.kind not in ("label", "group")
+
+    @property
     def extent(self) -> float:
         """The largest difference of coordinates within one column."""
         return float(np.ptp(self.points, axis=0).max())

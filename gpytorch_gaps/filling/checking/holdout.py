@@ -5,6 +5,10 @@ are to be filled. (Other gaps, such as land, are only places without data.) Ther
 cells; copies of connected gaps at other places; and the shifted mask of the gaps around a few cells. The first proposal
 is used whose distances to the nearest observation match those of the gaps; if there is none, the one that matches best.
 Copies have the shape of a gap, so they match in any metric.
+
+Neighbours along an axis of labels, or of groups of coordinates, are not near each other. With such an axis, distances
+along the others have to match as well: the lost end of a curve is long, though other curves go on beside it. Every
+curve's gap is then copied by itself, to any other curve.
 """
 
 import math
@@ -39,10 +43,16 @@ class Withheld:
     scored: np.ndarray
 
 
-def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.ndarray | None = None) -> Withheld | None:
+def withhold(
+    values: np.ndarray,
+    generator: np.random.Generator,
+    targets: np.ndarray | None = None,
+    ordered: Sequence[bool] | None = None,
+) -> Withheld | None:
     """The observations of `values` to withhold; None if there are too few.
 
     :param targets: flags of the gaps that are to be filled. Default: all of them.
+    :param ordered: whether neighbours along each axis are near each other. Default: along all.
     """
     unknown = np.isnan(values)
     gaps = unknown if targets is None else targets
@@ -50,12 +60,13 @@ def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.nda
     if observed < MIN_OBSERVATIONS_TO_WITHHOLD:
         return None
     wanted = min(_MAX_SCORED, int(_SCORED_SHARE * observed))
+    ordered = [True] * values.ndim if ordered is None else ordered
     best, least = None, math.inf
-    for hidden in _proposals(unknown, gaps, wanted, generator):
+    for hidden in _proposals(unknown, gaps, wanted, generator, ordered):
         if not min(wanted, MIN_OBSERVATIONS_TO_WITHHOLD) <= hidden.sum() <= _MAX_HIDDEN_SHARE * observed:
             continue
         proposal = Withheld(hidden, _some_of(hidden, wanted, generator))
-        mismatch = _mismatch(unknown, gaps, proposal) if gaps.any() else 0.0
+        mismatch = _mismatch(unknown, gaps, proposal, ordered) if gaps.any() else 0.0
         if mismatch < least:
             best, least = proposal, mismatch
         if least < _GOOD_MISMATCH:
@@ -64,7 +75,7 @@ def withhold(values: np.ndarray, generator: np.random.Generator, targets: np.nda
 
 
 def _proposals(
-    unknown: np.ndarray, gaps: np.ndarray, wanted: int, generator: np.random.Generator
+    unknown: np.ndarray, gaps: np.ndarray, wanted: int, generator: np.random.Generator, ordered: Sequence[bool]
 ) -> Iterator[np.ndarray]:
     """Flags of about `wanted` observations, or more if a connected gap is larger.
 
@@ -73,21 +84,29 @@ def _proposals(
     yield _some_of(~unknown, wanted, generator)
     if not gaps.any():
         return
-    labels, count = ndimage.label(gaps)
+    touching = ndimage.generate_binary_structure(gaps.ndim, 1)
+    for axis in np.flatnonzero(~np.array(ordered)):
+        touching &= np.moveaxis(np.array([False, True, False])[(...,) + (None,) * (gaps.ndim - 1)], 0, axis)
+    labels, count = ndimage.label(gaps, touching)
     sizes = np.bincount(labels.ravel(), minlength=count + 1)[1:]
     for number in range(_NUM_PROPOSALS):
         order = generator.permutation(count)
         if number % 2 == 0:  # largest first: if there are many small gaps, a random choice would rarely include it
             order = np.concatenate([[sizes.argmax()], order])
         enough = wanted + (int(sizes.max()) if number % 2 == 0 and count > 1 else 0)
-        yield _copies(unknown, labels, order, enough, generator)
+        yield _copies(unknown, labels, order, enough, generator, ordered)
     for _ in range(_NUM_PROPOSALS):
         shifts = [int(generator.integers(0, size)) for size in gaps.shape]
         yield _nearest(np.roll(gaps, shifts, axis=range(gaps.ndim)) & ~unknown, wanted, generator)
 
 
 def _copies(
-    unknown: np.ndarray, labels: np.ndarray, order: np.ndarray, wanted: int, generator: np.random.Generator
+    unknown: np.ndarray,
+    labels: np.ndarray,
+    order: np.ndarray,
+    wanted: int,
+    generator: np.random.Generator,
+    ordered: Sequence[bool],
 ) -> np.ndarray:
     """Copies of connected gaps at other places, until they cover enough observations.
 
@@ -105,7 +124,8 @@ def _copies(
             piece = labels[box] == number + 1
             best, free = None, 0.0
             for tried in range(_MAX_TRIES):
-                where, moved = _elsewhere(piece, box, unknown.shape, generator, tried < _TRIES_AT_OWN_END)
+                at_own_end = tried < _TRIES_AT_OWN_END
+                where, moved = _elsewhere(piece, box, unknown.shape, generator, at_own_end, ordered)
                 share = float((moved & ~unknown[where] & ~hidden[where]).sum() / moved.sum())
                 if share > free:
                     best, free = (where, moved), share
@@ -120,7 +140,12 @@ def _copies(
 
 
 def _elsewhere(
-    piece: np.ndarray, box: tuple[slice, ...], shape: Sequence[int], generator: np.random.Generator, at_own_end: bool
+    piece: np.ndarray,
+    box: tuple[slice, ...],
+    shape: Sequence[int],
+    generator: np.random.Generator,
+    at_own_end: bool,
+    ordered: Sequence[bool],
 ) -> tuple[tuple[slice, ...], np.ndarray]:
     """A random place for a gap, and the gap, mirrored along some axes.
 
@@ -133,7 +158,9 @@ def _elsewhere(
     for axis, (own, size) in enumerate(zip(box, shape, strict=True)):
         length = own.stop - own.start
         mirrored = bool(generator.integers(0, 2))
-        if own.start == 0 or own.stop == size:
+        if not ordered[axis]:
+            start = int(generator.integers(0, size - length + 1))
+        elif own.start == 0 or own.stop == size:
             mirrored = mirrored and not at_own_end
             start = size - own.stop if mirrored else own.start
         else:
@@ -168,10 +195,26 @@ def _flags(cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return flags
 
 
-def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld) -> float:
-    """Mean difference between quantiles of log-distances to data, of the scored cells and of the gaps."""
-    deep, target = (
-        np.quantile(np.log(ndimage.distance_transform_edt(without_data)[at]), _QUANTILES)
-        for without_data, at in ((unknown | proposal.hidden, proposal.scored), (unknown, gaps))
-    )
-    return float(np.abs(deep - target).mean())
+def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld, ordered: Sequence[bool]) -> float:
+    """Mean difference between quantiles of log-distances to data, of the scored cells and of the gaps.
+
+    It is the larger one of those of distances along all axes, and along the ordered ones.
+    """
+    metrics = [[True] * unknown.ndim]
+    if any(ordered) and not all(ordered):
+        metrics.append(list(ordered))
+    found = []
+    for along in metrics:
+        deep, target = (
+            np.quantile(np.log(_distances(without_data, along)[at]), _QUANTILES)
+            for without_data, at in ((unknown | proposal.hidden, proposal.scored), (unknown, gaps))
+        )
+        found.append(float(np.abs(deep - target).mean()))
+    return max(found)
+
+
+def _distances(without_data: np.ndarray, along: Sequence[bool]) -> np.ndarray:
+    """Distances to data, in cells along these axes; without data along them, what their sizes add up to."""
+    longest = float(sum(size for size, counts in zip(without_data.shape, along, strict=True) if counts))
+    steps = [1.0 if counts else longest for counts in along]
+    return np.minimum(ndimage.distance_transform_edt(without_data, sampling=steps), longest)

@@ -41,7 +41,8 @@ from gpytorch_gaps.filling.learning.windows import MAX_WINDOW_OBSERVATIONS, Wind
 from gpytorch_gaps.grid.cartesian import CartesianGrid
 from gpytorch_gaps.kernels import SphereKernel
 
-NUM_WINDOWS = 6
+NUM_WINDOWS, NUM_WINDOWS_OF_GROUPS = 6, 15
+"""Windows to learn from. A window has few of the rows of a group, such as curves, and rows differ."""
 
 _MIN_SEEN_SHARE = 0.3  # smallest mean square of the residuals in windows, relative to that of all residuals
 _OUTLIER_QUANTILE = 0.999
@@ -126,8 +127,8 @@ def choose_model(
     squares = _robust_squares(_residuals(axes, mean, cells, values), _ROUNDING * float(np.abs(values).max()))
     spread = float(squares.mean())
     if not few and _mean_square(windows, axes, mean) < _MIN_SEEN_SHARE * spread:
-        through = cells[generator.choice(len(cells), NUM_WINDOWS, p=squares / squares.sum())]
-        windows = choose_windows(source, NUM_WINDOWS, generator, density, through)
+        through = cells[generator.choice(len(cells), _num_windows(axes), p=squares / squares.sum())]
+        windows = choose_windows(source, len(through), generator, density, through)
     variance = max(_mean_square(windows, axes, mean), spread) or 1.0
     factors = [
         label_factors(part.values, axes, i, mean, generator) if axis.kind == "label" and whole and own is None else None
@@ -150,7 +151,11 @@ def _windows(source: GridValues, part: Part, generator: np.random.Generator) -> 
     observed = ~np.isnan(part.values)
     if part.values.shape == source.shape and np.count_nonzero(observed) <= _FEW:
         return [whole_window(part.values, part.noise)]
-    return choose_windows(source, NUM_WINDOWS, generator, float(np.mean(observed)))
+    return choose_windows(source, _num_windows(source.axes), generator, float(np.mean(observed)))
+
+
+def _num_windows(axes: Sequence[Axis]) -> int:
+    return NUM_WINDOWS_OF_GROUPS if any(axis.kind == "group" for axis in axes) else NUM_WINDOWS
 
 
 def refitted(chosen: ChosenModel, source: GridValues, trend: bool, generator: np.random.Generator) -> ChosenModel:

@@ -132,7 +132,8 @@ def learn(
     """
     min_gain = _MIN_GAIN_PER_TERM * (1 + data.num_observations / _DOUBLE_GAIN_OBSERVATIONS)
     windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
-    few = [*windows[:1], *windows[1:][-2:]]  # one window of neighbouring cells and two with strides
+    sixth = max(1, len(windows) // 6)
+    few = [*windows[:sixth], *windows[sixth:][-2 * sixth :]]  # for one of neighbouring cells, two with strides
     field = [Learned(name, make(), data.make_likelihood(), data.own_variance) for name, make in candidates]
     effort = Effort(FIRST_STEPS, FURTHER_STEPS, steps, len(field))
     if budget is not None and budget.is_limited:

@@ -79,7 +79,8 @@ class Filling(ABC):
     def withhold(self, part: Part, generator: np.random.Generator) -> Withheld | None:
         """The observations to withhold, chosen in the canonical order."""
         turn = part.orientation
-        found = withhold(turn.turn(part.values), generator, turn.turn(part.targets))
+        ordered = [part.axes[axis].is_ordered for axis in turn.order]
+        found = withhold(turn.turn(part.values), generator, turn.turn(part.targets), ordered)
         return None if found is None else Withheld(turn.turn_back(found.hidden), turn.turn_back(found.scored))
 
     def check_model(self, chosen: ChosenModel) -> Check | None:

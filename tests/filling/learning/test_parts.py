@@ -181,6 +181,18 @@ def test_ends_that_are_lost_are_withheld_at_that_end():
     assert (np.diff(left.astype(int), axis=1) <= 0).all()  # what is left of every row is its beginning
 
 
+def test_ends_of_curves_are_withheld_as_long_as_they_are_lost_whatever_other_curves_lie_beside_them():
+    values, generator = RNG.standard_normal((160, 40)), np.random.default_rng(1)
+    for row in generator.permutation(160)[:80]:
+        values[row, generator.integers(1, 40) :] = np.nan
+    hidden = withhold(values, np.random.default_rng(0), ordered=[False, True]).hidden
+    lost = np.isnan(values)
+    left = ~lost & ~hidden
+    assert (np.diff(left.astype(int), axis=1) <= 0).all()  # what is left of every curve is its beginning
+    lengths, target = (flags.sum(axis=1)[flags.any(axis=1)] for flags in (hidden, lost))
+    assert np.median(lengths) > 0.5 * np.median(target)
+
+
 def test_a_few_gaps_in_a_large_grid_are_joined_by_cells_at_random():
     values = RNG.standard_normal((80, 90))
     values[3, 4] = np.nan
