@@ -64,11 +64,11 @@ class GappyGridModel(GPyTorchModel, ExactGP, FantasizeMixin):
     :param mean_module: the prior mean. Default: a constant.
     :param likelihood: a likelihood, usually a :class:`GappyGridLikelihood`.
     :param outcome_transform: a transform of BoTorch for outcomes. Default: ``Standardize``. None: no transform.
-    :param input_transform: a transform of BoTorch for inputs, without parameters that are learned: the coordinates of
-        the grid stay as they are. The grid is that of the transformed points.
+    :param input_transform: a transform of BoTorch for inputs, without learned parameters, which would change the
+        coordinates of the grid. The grid is that of the transformed points.
     :raises ValueError: if shapes do not match, a value is infinite, or the input transform has parameters to learn.
 
-    ``history`` is what the last fit by :func:`gpytorch_gaps.fit` did.
+    ``history`` is the record of the last fit by :func:`gpytorch_gaps.fit`.
 
     >>> import torch
     >>> from botorch.fit import fit_gpytorch_mll
@@ -127,7 +127,7 @@ class GappyGridModel(GPyTorchModel, ExactGP, FantasizeMixin):
     def construct_inputs(
         cls, training_data: SupervisedDataset, *, groups: Sequence[Sequence[int]] | None = None
     ) -> dict[str, Any]:
-        """Arguments of the model for a dataset of BoTorch, as Ax calls it.
+        """Arguments of the model for a dataset of BoTorch. Ax calls this.
 
         :param training_data: the dataset.
         :param groups: columns that form one axis.
@@ -148,10 +148,10 @@ class GappyGridModel(GPyTorchModel, ExactGP, FantasizeMixin):
     def fantasize(
         self, X: Tensor, sampler: MCSampler, observation_noise: Tensor | None = None, **kwargs: Any
     ) -> "GappyGridModel":
-        """The model with draws of observations at further points, as of every model of BoTorch.
+        """The model conditioned on draws of observations at further points, as in every model of BoTorch.
 
         :param X: the points.
-        :param sampler: makes the draws.
+        :param sampler: the sampler of the draws.
         :param observation_noise: noise variances at the points, in transformed units. Default: the learned noise, or
             the mean of the given variances.
         :param kwargs: further arguments of ``condition_on_observations``.
@@ -172,7 +172,7 @@ class GappyGridModel(GPyTorchModel, ExactGP, FantasizeMixin):
     ) -> MarginalLogLikelihood:
         """Fits the hyperparameters; ``botorch.fit.fit_gpytorch_mll`` calls it.
 
-        :func:`gpytorch_gaps.fit` does so with warm starts, in up to 200 steps, and leaves its history in ``history``.
+        It uses :func:`gpytorch_gaps.fit` with warm starts and up to 200 steps, and stores the record in ``history``.
 
         :param mll: the objective.
         :param closure: a loss with gradients for another optimizer.
@@ -217,7 +217,7 @@ def _likelihood(variances: Tensor | None) -> GappyGridLikelihood:
 
 
 def _enforced(bound: GreaterThan) -> GreaterThan:
-    """The same bound and initial value, kept by a transform: BoTorch leaves it to its optimizer."""
+    """The same bound and initial value, enforced by a transform. (In BoTorch, the optimizer enforces bounds.)"""
     return GreaterThan(float(bound.lower_bound), initial_value=bound.initial_value)
 
 

@@ -22,7 +22,7 @@ class ApproximateVarianceWarning(NumericalWarning):
 
 
 class CalibrationWarning(NumericalWarning):
-    """Error bars cover too few or too many of the withheld observations. The message says what to try."""
+    """Error bars cover too few or too many of the withheld observations. The message suggests what to try."""
 
 
 class NotConvergedWarning(NumericalWarning):
@@ -212,7 +212,7 @@ class Together:
     """Solves that share one report."""
 
     def __init__(self) -> None:
-        self.residual: Tensor | None = None  # of all solves together, if it was computed for them
+        self.residual: Tensor | None = None  # residual of all solves together, if it was computed
         self._parts: list[tuple[SolveReport, Any, str]] = []
 
     def add(self, report: SolveReport, advice: str) -> None:

@@ -1,7 +1,7 @@
 """Exact first derivatives. Second derivatives are not implemented, and raise an error instead of being wrong.
 
 Eigenvalues are differentiated without their eigenvectors: ``d lambda = q' (dK) q`` holds for simple and repeated
-eigenvalues alike (any orthonormal basis of the eigenspace serves for symmetric functions of them), while ``dq`` divides
+eigenvalues alike (for symmetric functions of them, any orthonormal basis of the eigenspace works), while ``dq`` divides
 by differences of eigenvalues. Eigenvalues therefore enter autograd as Rayleigh quotients with frozen eigenvectors:
 their value and first derivative are exact.
 """

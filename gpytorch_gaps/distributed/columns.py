@@ -105,7 +105,7 @@ def same_problem(ranks: Communicator, choice: T, tensors: Iterable[Tensor | None
 def average_gradients(parameters: Module | Iterable[Parameter], group: Any = None) -> None:
     """Complete the gradients after ``loss.backward()`` inside ``settings.group(group)``.
 
-    Every process then holds the gradients of the whole loss. ``fit(group=...)`` does this by itself.
+    Every process then has the gradients of the whole loss. ``fit(group=...)`` calls this itself.
 
     >>> import gpytorch_gaps as gaps
     >>> layer = torch.nn.Linear(2, 1)

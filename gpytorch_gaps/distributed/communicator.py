@@ -101,7 +101,7 @@ class Communicator:
         """The group of ``torch.distributed``; None for a single process."""
         found = None if self._group is None else self._group()
         if found is None and self.size > 1:
-            raise RankError(f"{self}: the process group has ended, expected calls inside of it")
+            raise RankError(f"{self}: the process group has ended, expected calls inside the block")
         return found
 
     @property
@@ -166,7 +166,7 @@ class Communicator:
             yield
         except RankError:
             raise
-        except RuntimeError as error:  # gloo has no exception type of its own for a peer that is gone, or late
+        except RuntimeError as error:  # gloo has no exception type for a peer that has ended or is late
             raise RankError(
                 f"{self}: no answer from another rank ({purpose}). It has failed, hangs, or needs longer than the "
                 "timeout of the process group, which process_group(timeout=...) sets; its own output and that of the "

@@ -1,12 +1,12 @@
 """Correlations of the levels of an axis, from a matrix, from a vector by lag, or from a matrix by lag.
 
-An axis is given in one of three ways, which the number of dimensions of the tensor tells apart:
+An axis is given in one of three forms. They differ in the number of dimensions of the tensor:
 
 - a matrix of shape (m, m), whose entry (a, b) is the covariance of the levels a and b. Levels may be labels.
 - a vector of shape (m,), whose entry l is the covariance of any two levels that are l apart. This is a stationary
   kernel on a regular axis, however long. The values need not decrease: the kernel may be periodic.
 - a matrix by lag, of shape (a, a, q): two axes whose covariances belong together, such as latitude and longitude on
-  the sphere. Its levels are all a * q pairs, the second fastest. Entry (i, j, l) is the covariance of a level in line i
+  the sphere. Its levels are all a * q pairs, with q fastest. Entry (i, j, l) is the covariance of a level in line i
   and a level in line j that are l apart. If the lines are closed circles, the lags l and q - l have equal entries.
 
 >>> lags = torch.exp(-torch.arange(3.0))
@@ -33,7 +33,7 @@ def num_levels(axis: Tensor) -> int:
 
 
 def correlations(factors: Sequence[Tensor]) -> list[Tensor]:
-    """``|corr_i|`` of the levels of every axis, each level with itself one. A level without variance has no others.
+    """``|corr_i|`` of the levels of every axis, with ones for a level and itself. Levels without variance have zeros.
 
     :param factors: covariances K_i, shape (m_i, m_i), or by lag (m_i,) or (a_i, a_i, q_i), each.
     :return: of the same shapes.
@@ -78,8 +78,8 @@ def axis_entries(corr: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def relative_change(new: Tensor, old: Tensor) -> Tensor:
     """``||new - old|| / ||old||`` of the matrix of an axis, in the Frobenius norm. shape: ()
 
-    A vector by lag stands for a matrix with m entries of lag 0, and ``2 (m - l)`` entries of lag l. A matrix by lag is
-    compared as it is: every lag counts once.
+    A vector by lag represents a matrix with m entries of lag 0, and ``2 (m - l)`` entries of lag l. In a matrix by lag,
+    every lag counts once.
 
     >>> lags = torch.tensor([1.0, 0.5, 0.25])
     >>> matrix = lags[(torch.arange(3).unsqueeze(-1) - torch.arange(3)).abs()]

@@ -1,13 +1,14 @@
 """Eigenvectors of a covariance whose stationary axes close: longitudes all around the globe, for example.
 
-Where the levels of an axis are all places of its circle, the Fourier transform diagonalises the covariance itself, and
-not a larger matrix that it is a part of. In real numbers it is the Hartley transform H, symmetric and orthogonal, with
-``H x = Re F x - Im F x``. With a dense axis beside the circles, one small matrix is left at every frequency k:
+If the levels of an axis are all places of its circle, the Fourier transform diagonalises the covariance itself, and not
+only a larger matrix that contains it. In real numbers, this is the Hartley transform H, symmetric and orthogonal, with
+``H x = Re F x - Im F x``. If there is also a dense axis, there is one small matrix for every frequency k:
 
     K = (I ⊗ H) diag_k(L_k) (I ⊗ H),    L_k = V_k T_k V_k',    K = Q T Q',    Q = (I ⊗ H) diag_k(V_k)
 
-The cost is that of an eigen-decomposition of size a for every frequency, a the levels of the dense axis, where a matrix
-of all cells takes the third power of their number. The frequencies k and -k share V_k, since the covariance is even.
+The cost is one eigen-decomposition of size a for every frequency, with a the number of levels of the dense axis. (For a
+matrix of all cells, the cost is the third power of their number.) The frequencies k and -k share V_k, since the
+covariance is even.
 
 >>> lags = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
 >>> circle = CirculantOperator(lags.reshape(1, 1, 3), torus=(4,), row_positions=(4,))
@@ -32,11 +33,11 @@ from gpytorch_gaps.linalg.frequencies import by_frequency, conjugate_pairs
 class CircleBasis:
     """``Q = (I ⊗ H) diag_k(V_k)``, or its transpose, as an operator.
 
-    A column of Q has two numbers: of an eigenvector of V_k, and a frequency k, the second fastest.
+    A column of Q has two numbers: an eigenvector of V_k, and a frequency k, which is fastest.
 
     :param vectors: V_k for one of every pair of frequencies, shape (*batch, F, a, r).
     :param circles: places n_i on every circle.
-    :param pairs: of frequencies, as :func:`conjugate_pairs` gives them.
+    :param pairs: pairs of frequencies, from :func:`conjugate_pairs`.
     :param transposed: whether this is Q'.
     """
 
@@ -78,7 +79,7 @@ class CircleBasis:
 
     @property
     def product_flops(self) -> float:
-        """What a product with one column takes, in FLOPs of matrix products."""
+        """The cost of a product with one column, in FLOPs of matrix products."""
         rows, columns = self.vectors.shape[-2:]
         transform = 2.5 * self.num_places * math.log2(max(2, self.num_places)) * rows
         return FFT_SLOWDOWN * transform + 2.0 * self.num_places * rows * columns
@@ -118,7 +119,7 @@ class CircleBasis:
         return self.of_all(((matrices @ self.vectors) * self.vectors).sum(-2))
 
     def of_all(self, values: Tensor) -> Tensor:
-        """Numbers of one of every pair of frequencies, for all columns. shape: (*batch, F, r) -> (*batch, q)"""
+        """Copies numbers of one of every pair of frequencies to all columns. shape: (*batch, F, r) -> (*batch, q)"""
         _, _, place = self.pairs
         return values.index_select(-2, place % values.size(-2)).mT.flatten(-2)
 

@@ -1,8 +1,8 @@
 """Stationary covariances on regular axes: blocks of a circulant matrix, multiplied by FFT.
 
-On a regular axis, the covariance of two levels depends on their lag alone. Put on a circle of n places, n at least
-twice the largest lag, it is a circulant matrix C, which the Fourier transform diagonalises; the padding is nothing but
-more gaps. Several such axes make a torus, and a further, dense axis one matrix for every frequency::
+On a regular axis, the covariance of two levels depends only on their lag. On a circle of n places, with n at least
+twice the largest lag, it becomes a circulant matrix C, which the Fourier transform diagonalises. The padding is treated
+as gaps. Several such axes form a torus. With a further, dense axis, there is one matrix for every frequency::
 
     K = W_r C W_c',    C = F* L F,    L = F t,      t: covariance by lag
 
@@ -30,9 +30,9 @@ from gpytorch_gaps.linalg.positions import Positions, axes_of, count, places_of,
 from gpytorch_gaps.linalg.short_range import ShortRange
 from gpytorch_gaps.utils.tensors import look_up
 
-_CACHED_NUMBERS = 2**18  # on a torus, transformed together: 2 MiB
-_NUMBERS_PER_MATRIX = 2**22  # likewise, with a dense axis: few passes over its matrices, one for every frequency
-FFT_SLOWDOWN = 4.0  # over a matrix product of as many FLOPs
+_CACHED_NUMBERS = 2**18  # numbers that are transformed together: 2 MiB
+_NUMBERS_PER_MATRIX = 2**22  # the same with a dense axis: few passes over its matrices, one for every frequency
+FFT_SLOWDOWN = 4.0  # time of an FFT, relative to a matrix product with as many FLOPs
 
 
 class CirculantOperator(LinearOperator):
@@ -41,16 +41,16 @@ class CirculantOperator(LinearOperator):
     Cells of the block are numbered with the last axis fastest.
 
     :param table: covariance by lag, shape (*batch, a, b, n_1 // 2 + 1, ..., n_s // 2 + 1): a and b levels of the dense
-        axis, one each where there is none, and lags from 0 to half the circle. Lags l and n - l are the same.
-    :param torus: n_i, the places on the circle of each stationary axis.
-    :param row_positions: place on its circle of every level of each stationary axis, for rows: shape (q_i,) each, or
-        the number q_i for the first places.
-    :param col_positions: likewise, for columns. Default: `row_positions`.
-    :param inner: smaller circles that hold all lags of rows and columns: products are taken on these. The torus itself
-        may be as large as it must be to be positive definite. Default: `torus`.
+        axis (one each if there is none), and lags from 0 to half the circle. Lags l and n - l are the same.
+    :param torus: n_i, the number of places on the circle of each stationary axis.
+    :param row_positions: places of the rows on the circle of each stationary axis: shape (q_i,) each, or the number q_i
+        for the first places.
+    :param col_positions: places of the columns, likewise. Default: `row_positions`.
+    :param inner: smaller circles that contain all lags of rows and columns. Products use these. The torus itself may be
+        larger, so that it is positive definite. Default: `torus`.
     :raises ValueError: if the table does not match the torus.
 
-    Cost of a product: two FFTs of the inner torus, and of ``a b`` times its size where there is a dense axis.
+    Cost of a product: two FFTs of the inner torus, and ``a b`` times its size if there is a dense axis.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class CirculantOperator(LinearOperator):
 
     @property
     def _dense_dim(self) -> int:
-        """Where the batch dimensions of the table end."""
+        """The first dimension of the table after the batch dimensions."""
         return self.table.dim() - len(self.torus) - 2
 
     @property
     def row_axes(self) -> tuple[int, ...]:
-        """Levels of every axis of the block, in rows; the dense axis, where there is one, is the first."""
+        """Number of levels of every axis of the block, for rows. The dense axis, if there is one, is the first."""
         return axes_of(self.num_dense[0], self.row_positions)
 
     @property
@@ -113,7 +113,7 @@ class CirculantOperator(LinearOperator):
 
     @property
     def is_closed(self) -> bool:
-        """Whether rows and columns are all places of every circle: then it has eigenvectors of its own."""
+        """Whether rows and columns are all places of every circle: then the eigenvectors are known."""
         whole = all(map(same_positions, self.row_positions, self.torus))
         return whole and self.is_symmetric and self.inner == self.torus
 
@@ -126,7 +126,7 @@ class CirculantOperator(LinearOperator):
 
     @property
     def product_flops(self) -> float:
-        """What a product with one column takes, in FLOPs of matrix products."""
+        """The cost of a product with one column, in FLOPs of matrix products."""
         places = math.prod(self.inner)
         transforms = 2.5 * places * math.log2(max(2, places)) * sum(self.num_dense)
         return FFT_SLOWDOWN * transforms + 2.0 * places * math.prod(self.num_dense)
@@ -140,7 +140,7 @@ class CirculantOperator(LinearOperator):
         return type(self)(table, **self._kwargs)
 
     def on_torus(self, torus: tuple[int, ...]) -> "CirculantOperator":
-        """The same covariance on another torus, at least the inner one and at most its own."""
+        """The same covariance on another torus, not smaller than the inner one and not larger than its own."""
         table = self.table
         for dim, places in zip(self._torus_dims, torus, strict=True):
             table = table.narrow(dim, 0, places // 2 + 1)
@@ -196,14 +196,14 @@ class CirculantOperator(LinearOperator):
         return self._short_ranges[rhs.dtype]
 
     def _columns_at_once(self, x: Tensor) -> int:
-        """Columns that are transformed together: on a CPU, no more than a cache holds."""
+        """Number of columns that are transformed together. On a CPU, they must fit in the cache."""
         if x.device.type != "cpu":
             return max(1, x.size(-len(self.torus) - 2))
         numbers = math.prod(self.inner) * max(self.num_dense) * self.batch_shape.numel()
         return max(1, (_CACHED_NUMBERS if self.num_dense == (1, 1) else _NUMBERS_PER_MATRIX) // numbers)
 
     def _filter(self, spectrum: Tensor, x: Tensor) -> Tensor:
-        """Values at columns to values at rows. shape: (..., C, b, m_1, ..., m_s) -> (..., C, a, q_1, ..., q_s)"""
+        """Maps values at columns to values at rows. shape: (..., C, b, m_1, .., m_s) -> (..., C, a, q_1, .., q_s)"""
         image = filtered(spectrum, to_frequencies(x, self.inner, self.col_positions), len(self.torus))
         return from_frequencies(image, self.inner, self.row_positions)
 
@@ -219,11 +219,11 @@ class CirculantOperator(LinearOperator):
         return self.entries_at(self.row_places(rows), self.col_places(columns), batch)
 
     def row_places(self, cells: Tensor) -> list[Tensor]:
-        """Where rows lie: place on every circle, after the level on the dense axis, if there is one."""
+        """Places of rows: the level on the dense axis, if there is one, and the place on every circle."""
         return places_of(cells, self.row_positions, self.num_dense != (1, 1))
 
     def col_places(self, cells: Tensor) -> list[Tensor]:
-        """Likewise, of columns."""
+        """Places of columns, likewise."""
         return places_of(cells, self.col_positions, self.num_dense != (1, 1))
 
     def entries_at(self, first: Sequence[Tensor], second: Sequence[Tensor], batch: tuple[Any, ...] = (...,)) -> Tensor:

@@ -1,10 +1,10 @@
-"""Cubic convolution (Keys 1981) along one axis: the places that a point sees, and their weights."""
+"""Cubic convolution (Keys 1981) along one axis: the places that a point depends on, and their weights."""
 
 import torch
 from torch import Tensor
 
-_CUBIC = 4  # places that a point sees
-_OUTSIDE = 1e-7  # of a spacing: rounding of points on the border of the grid
+_CUBIC = 4  # number of places that a point depends on
+_OUTSIDE = 1e-7  # allowed rounding of points on the border of the grid, as a fraction of the spacing
 
 
 def cubic_on_axis(number: int, axis: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def cubic_on_axis(number: int, axis: Tensor, x: Tensor) -> tuple[Tensor, Tensor]
     first = lower.long() - 1
     distance = (place - lower).unsqueeze(-1) + torch.tensor([1.0, 0.0, -1.0, -2.0], device=x.device).double()
     weights = _keys(distance.abs())
-    # next to the border, where a point does not have two places on either side: the nearest place alone
+    # near the border, a point may not have two places on either side: use the nearest place only
     inside = first.clamp(0, size - _CUBIC)
     nearest = (place.round().long().unsqueeze(-1) - inside.unsqueeze(-1)).clamp(0, _CUBIC - 1)
     alone = torch.zeros_like(weights).scatter(-1, nearest, 1.0)

@@ -29,9 +29,9 @@ from gpytorch_gaps.linalg.selection import product_at, ravel
 from gpytorch_gaps.linalg.smooth_eigh import eigh_of_smooth
 from gpytorch_gaps.utils.threads import Work, sized, threads_for
 
-_TIE_TOLERANCE = 1e-9  # relative: products of eigenvalues this close count as equal
+_TIE_TOLERANCE = 1e-9  # products of eigenvalues with a smaller relative difference count as equal
 ROUNDING = 1e-13  # of the largest eigenvalue: rounding may make eigenvalues of a kernel negative by as much
-_MAX_ROOT_FLOPS = 0.6  # of those of a square product: two products with roots run at a lower rate
+_MAX_ROOT_FLOPS = 0.6  # relative to a square product: two products with roots run at a lower rate
 
 
 def _solve_work(eigen: "KroneckerEigen", noise: Tensor, x: Tensor) -> Work:
@@ -76,14 +76,14 @@ class KroneckerEigen:
 
     @property
     def matrices(self) -> Sequence[Tensor]:
-        """Q_i, where all of them are matrices: what single eigenvectors are taken from."""
+        """Q_i, if all of them are matrices, from which single eigenvectors can be taken."""
         assert all_dense(self.vectors)
         return self.vectors
 
     def truncated(self, level: float) -> tuple[tuple[Basis, ...], tuple[Tensor, ...]]:
-        """Q_i and T_i without eigenvalues that no product brings above a level.
+        """Q_i and T_i without eigenvalues for which no product exceeds a level.
 
-        On whole circles, as many are kept at every frequency. shape: (*batch, m_i, r_i) and (*batch, r_i)
+        On whole circles, the same number is kept at every frequency. shape: (*batch, m_i, r_i) and (*batch, r_i)
         """
         tops = [values.amax() for values in self.values]
         total = torch.stack(tops).prod()
@@ -105,7 +105,7 @@ class KroneckerEigen:
     def roots(self) -> tuple[Tensor, ...]:
         """``U_i`` with ``K_i = U_i U_i'``, without eigenvalues below rounding. shape: (*batch, m_i, r_i)
 
-        For smooth kernels few eigenvalues remain. A product with the roots is as exact, and much cheaper.
+        For smooth kernels, few eigenvalues remain. A product with the roots is equally exact and much cheaper.
         """
         found = []
         for vectors, values in zip(self.matrices, self.values, strict=True):
@@ -155,7 +155,7 @@ def factored_if_cheaper(known: KroneckerEigen | None) -> KroneckerEigen | None:
 def kron_eigh(factors: Sequence[Factor]) -> KroneckerEigen:
     """Eigen-decomposition of every factor, in float64 for any precision. Cost: sum m_i^3.
 
-    Factors are matrices, or on whole circles, where the cost is that of a matrix of the dense axis at every frequency.
+    Factors are matrices, or operators on whole circles. The cost of these is that of one matrix per frequency.
 
     Kernel matrices are positive semi-definite: eigenvalues that rounding made negative are set to zero.
 
@@ -190,7 +190,7 @@ def fix_signs(vectors: Tensor) -> Tensor:
     """Chooses the sign of each eigenvector, the same on every machine and for any number of threads.
 
     LAPACK may return either sign, and random draws depend on it. The sign is chosen by the inner product with a fixed
-    pseudo-random vector. The largest entry would not do: symmetric kernels have two.
+    pseudo-random vector. The largest entry is not suitable, because symmetric kernels have two of them.
     """
     place = torch.arange(1, vectors.size(-2) + 1, dtype=vectors.dtype, device=vectors.device)
     side = (place * place * 0.7548776662).frac() - 0.5

@@ -1,7 +1,7 @@
-"""The factors of a Kronecker product: matrices, or operators with a fast product of their own.
+"""The factors of a Kronecker product: matrices, or operators with a fast product.
 
-What the algorithms need of a factor beyond what tensors and operators have in common (sizes, batches, transposes,
-diagonals, casts): entries, the tensor that it is made of, the axes that it spans, and the cost of a product.
+Tensors and operators have a common interface for sizes, batches, transposes, diagonals and casts. These functions add
+the rest that algorithms need: entries, the underlying tensor, the axes of a factor, and the cost of a product.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +19,8 @@ from gpytorch_gaps.utils.tensors import look_up
 Factor = Tensor | CirculantOperator
 Basis = Tensor | CircleBasis
 """The eigenvectors of a factor: a matrix, or an operator."""
-_NEGATIVE_ROUNDING = 1e-10  # of the largest eigenvalue
-_SHORT_AXIS = 2048  # levels of a regular axis up to which all pairs of them are compared
+_NEGATIVE_ROUNDING = 1e-10  # negative eigenvalues below this fraction of the largest are rounding
+_SHORT_AXIS = 2048  # with at most so many levels of a regular axis, all pairs are compared
 
 
 def all_dense(factors: Sequence[Factor | Basis]) -> TypeGuard[Sequence[Tensor]]:
@@ -29,7 +29,7 @@ def all_dense(factors: Sequence[Factor | Basis]) -> TypeGuard[Sequence[Tensor]]:
 
 
 def have_eigenbases(factors: Iterable[Factor]) -> bool:
-    """Whether all factors are matrices, or on whole circles."""
+    """Whether all factors are matrices or operators on whole circles."""
     return all(torch.is_tensor(factor) or factor.is_closed for factor in factors)
 
 
@@ -41,12 +41,12 @@ def eigh_cubes(factor: Factor) -> float:
 
 
 def leaf(factor: Factor) -> Tensor:
-    """The tensor that a factor is made of, and is differentiated with respect to."""
+    """The underlying tensor of a factor, with respect to which it is differentiated."""
     return factor.table if isinstance(factor, CirculantOperator) else factor
 
 
 def with_leaf(factor: Factor, tensor: Tensor) -> Factor:
-    """A factor of the same kind made of another tensor."""
+    """A factor of the same kind with another underlying tensor."""
     return factor.with_table(tensor) if isinstance(factor, CirculantOperator) else tensor
 
 
@@ -66,12 +66,12 @@ def entrywise(first: Factor, second: Factor) -> Factor:
 
 
 def row_places(factor: Factor, levels: Tensor) -> list[Tensor]:
-    """Where rows lie on the axes that a factor spans: what :func:`entries_at` asks for, worked out once a row."""
+    """Places of rows on the axes of a factor, computed once per row, for :func:`entries_at`."""
     return factor.row_places(levels) if isinstance(factor, CirculantOperator) else [levels]
 
 
 def col_places(factor: Factor, levels: Tensor) -> list[Tensor]:
-    """Likewise, of columns."""
+    """Places of columns, likewise."""
     return factor.col_places(levels) if isinstance(factor, CirculantOperator) else [levels]
 
 
@@ -87,14 +87,14 @@ def entries_at(
 
 
 def factor_axes(factor: Factor) -> tuple[int, ...]:
-    """Levels of the axes that a square factor spans: several for a block of axes."""
+    """Number of levels of each axis of a square factor; a block has several axes."""
     return factor.row_axes if isinstance(factor, CirculantOperator) else (factor.size(-1),)
 
 
 def axis_covariances(factors: Iterable[Factor]) -> list[Tensor]:
-    """Covariances along every axis that factors span, the levels of all others being equal; the mean over a batch.
+    """Covariances along every axis of the factors, for equal levels on all others; the mean over a batch.
 
-    A matrix (m, m), or a vector (m,) by lag along a long regular axis with a stationary covariance.
+    Each is a matrix (m, m), or a vector (m,) by lag for a long regular axis with a stationary covariance.
     """
     every = [own for factor in factors for own in _axis_covariances(factor)]
     return [toeplitz(own) if own.dim() == 1 and len(own) <= _SHORT_AXIS else own for own in every]
@@ -103,8 +103,8 @@ def axis_covariances(factors: Iterable[Factor]) -> list[Tensor]:
 def joint_covariances(factors: Sequence[Factor]) -> list[Tensor]:
     """Like :func:`axis_covariances`, but a block of a dense and a regular axis is one matrix by lag, (a, a, q).
 
-    On the sphere, how fast covariances decay along a circle of latitude depends on the latitude. Of several such
-    blocks, this is done for the first.
+    On the sphere, the decay of covariances along a circle of latitude depends on the latitude. If there are several
+    such blocks, only the first has a matrix by lag.
     """
     found: list[Tensor] = []
     for factor in factors:
@@ -125,7 +125,7 @@ def _matrix_by_lag(factor: Factor) -> Tensor | None:
 
 
 def _batch_mean(factor: Factor) -> Tensor:
-    """The tensor that a factor is made of, detached, the mean over a batch."""
+    """The underlying tensor of a factor, detached; the mean over a batch."""
     tensor, batch = leaf(factor).detach(), len(factor.shape) - 2
     return tensor.flatten(0, batch - 1).mean(0) if batch else tensor
 
@@ -155,12 +155,12 @@ def _axis_covariances(factor: Factor) -> list[Tensor]:
 
 
 def row_norm_squared(factor: Factor) -> Tensor:
-    """At least the largest squared norm of a row, over a batch; not read by the host."""
+    """An upper bound on the squared norm of a row, over a batch. It stays on the device."""
     return _largest_row_sum(factor, torch.square)
 
 
 def row_sum(factor: Factor) -> Tensor:
-    """At least the largest sum of the sizes of the entries of a row, over a batch; not read by the host."""
+    """An upper bound on the sum of absolute entries of a row, over a batch. It stays on the device."""
     return _largest_row_sum(factor, torch.abs)
 
 
@@ -168,13 +168,13 @@ def _largest_row_sum(factor: Factor, size: Callable[[Tensor], Tensor]) -> Tensor
     if not isinstance(factor, CirculantOperator):
         return size(factor).sum(-1).max()
     sizes, torus_dims = size(factor.table), len(factor.torus)
-    for axis in range(-torus_dims, 0):  # all lags but the first are there twice, on either side
+    for axis in range(-torus_dims, 0):  # all lags except the first occur twice, on either side
         sizes = 2.0 * sizes.sum(axis, keepdim=True) - sizes.narrow(axis, 0, 1)
     return sizes.flatten(-torus_dims).squeeze(-1).sum(-1).max()
 
 
 def asymmetry(factor: Factor) -> Tensor:
-    """How far a factor is from its transpose, and how large it is; not read by the host. shape: (2,)"""
+    """The difference of a factor and its transpose, and its size. They stay on the device. shape: (2,)"""
     if not isinstance(factor, CirculantOperator):
         return torch.stack([(factor - factor.mT).abs().amax(), factor.abs().amax()])
     table, dense_dim = factor.table, len(factor.shape) - 2
@@ -188,10 +188,10 @@ def symmetric_part(factor: Factor) -> Factor:
 
 
 def negative_share(factor: CirculantOperator) -> float:
-    """How negative the eigenvalues of a torus are, over the largest: zero where there is nothing but rounding.
+    """The size of the most negative eigenvalue of a torus, relative to the largest; zero if it is only rounding.
 
-    A torus that is positive definite has a root. It is not, where the padding is short of what a smooth covariance
-    with a long range takes.
+    A positive definite torus has a root. If the padding is too short for a smooth covariance with a long range, the
+    torus is not positive definite.
     """
     values = factor.spectrum().detach()
     if factor.num_dense != (1, 1):

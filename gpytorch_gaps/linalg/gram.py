@@ -19,11 +19,11 @@ from gpytorch_gaps.linalg.selection import unravel
 Contraction = Callable[[Sequence[Tensor]], Tensor]
 
 _CHUNK_NUMBERS = 2**24  # numbers held at once: 128 MiB of float64
-_MAX_PAIR_NUMBERS = 2**28  # of the pair factor of an axis, which is held as a whole: 2 GiB
+_MAX_PAIR_NUMBERS = 2**28  # largest size of the pair factor of an axis, which is in memory as a whole: 2 GiB
 
 
 def masked_gram(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor) -> Tensor:
-    """``S_p Q' diag(w) Q S_p'`` by whichever of the two contractions costs less.
+    """``S_p Q' diag(w) Q S_p'`` by the cheaper one of the two contractions.
 
     :param vectors: Q_i, shape (*batch, m_i, r_i) each.
     :param positions: column of each Q_i that makes up eigenvector a, shape (d, p).

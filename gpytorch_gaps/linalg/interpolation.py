@@ -62,11 +62,11 @@ class GridInterpolation:
     def cubic(cls, axes: Sequence[Tensor], x: Tensor) -> "GridInterpolation":
         """Cubic convolution at points x, with the weights of GPyTorch's ``Interpolation``.
 
-        Points between the outermost two places of an axis take the value of the nearer place, as there.
+        Points between the outermost two places of an axis get the value of the nearer place, as in GPyTorch.
 
         :param axes: equally spaced places, ascending, shape (m_i,) each, m_i at least 4.
         :param x: points, shape (N, d).
-        :raises ValueError: if points lie outside of the grid, or the axes are no such places.
+        :raises ValueError: if points lie outside the grid, or places are not ascending and equally spaced.
         """
         if x.dim() != 2 or x.size(-1) != len(axes):
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (N, {len(axes)}): one column per axis")
@@ -208,7 +208,7 @@ class GridInterpolation:
 
             t t'  =  Σ_s (w_s^2 - w_s Σ_{u != s} w_u) q_s q_s'  +  Σ_{s < u} w_s w_u (q_s + q_u)(q_s + q_u)'
 
-        so that W' diag(v) W becomes a mask over the cells of the longer axes, whatever the number of points.
+        so that W' diag(v) W becomes a mask over the cells of the longer axes, for any number of points.
 
         :param vectors: Q_i, shape (*batch, m_i, r_i) each.
         :param positions: column of each Q_i that makes up column a of F, shape (d, p).

@@ -1,11 +1,11 @@
-"""The observed cells of a grid, one byte each, swept in cache-sized tiles: expand, mask, project, add up.
+"""The observed cells of a grid, one byte each, and products that sweep the grid in tiles.
 
-With bases ``Phi = (x) Phi_i`` of shape ``m_i x r_i`` a sweep computes ``Phi' W'W Phi w`` while the grid passes through
-the cache. Only the mask has the size of the grid.
+With bases ``Phi = (x) Phi_i`` of shape ``m_i x r_i``, a sweep computes ``Phi' W'W Phi w``. It expands one tile at a
+time, masks it, projects it, and adds the result. A tile fits in cache. Only the mask has the size of the grid.
 
 One axis is *carried*, the first or the last: it is expanded and projected tile by tile, in ``4 M r`` FLOPs. The other
-axes are expanded before and projected after, one block of rows of the leading one of them at a time. That costs little
-if the carried axis is long.
+axes are expanded before and projected after, for one block of rows of the first of them at a time. This costs little if
+the carried axis is long.
 
 >>> grid = MaskedGrid(torch.tensor([[True, False], [True, True]]))
 >>> eye = torch.eye(2, dtype=torch.float64)
@@ -34,7 +34,7 @@ class MaskedGrid:
     """The observed cells of a grid, and products of their mask with a product basis.
 
     :param observed: True, or 1, where a cell is observed; boolean or uint8, of the shape of the grid. It is not copied.
-    :param tile: numbers in a tile. Default: what suits the device.
+    :param tile: numbers in a tile. Default: a suitable number for the device.
     """
 
     def __init__(self, observed: Tensor, tile: int | None = None) -> None:
@@ -70,7 +70,7 @@ class MaskedGrid:
 
     def _sweep(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
         """:meth:`gram`, or :meth:`project` without weights, with the axis carried for which it costs less."""
-        if len(self.shape) == 1:  # a second axis to expand first
+        if len(self.shape) == 1:  # add a second axis, which is expanded first
             bases, weights = [bases[0].new_ones(1, 1), *bases], None if weights is None else weights.unsqueeze(0)
         sizes = [basis.size(-2) for basis in bases]
         ranks = [basis.size(-1) for basis in bases]
@@ -82,7 +82,7 @@ class MaskedGrid:
     def _carry(self, bases: Sequence[Tensor], weights: Tensor | None, first: bool) -> Tensor:
         """The sweep that carries the first or the last axis.
 
-        Of the other axes, the leading one is expanded and projected block by block, the inner ones at once.
+        The first of the other axes is expanded and projected block by block, the inner ones at once.
         """
         carried, lead, *inner = bases if first else [bases[-1], *bases[:-1]]
         within, rank, lead_rank = math.prod(basis.size(-2) for basis in inner), carried.size(-1), lead.size(-1)
@@ -113,10 +113,10 @@ class MaskedGrid:
         """``X basis`` for ``X = mask * (weights basis')``, or for the mask itself, a tile of X at a time.
 
         Strips of X are independent, and each runs in one thread. If threads shared the product of a single tile, they
-        would wait for each other all the time, and for any other program that runs.
+        would often wait for each other, and for other programs.
 
         :param mask: shape (n, m), or the transpose of a contiguous (m, n).
-        :param basis: of the axis that is carried, shape (m, r).
+        :param basis: basis of the carried axis, shape (m, r).
         :param weights: shape (n, r).
         """
         by_rows = mask.stride(-1) == 1  # otherwise tiles are held as their transposes

@@ -31,15 +31,15 @@ from gpytorch_gaps.utils.tensors import look_up
 _CANDIDATES_PER_NEIGHBOUR = (4, 16, 64)  # cells that are looked up for each neighbour wanted, round by round
 _MAX_COMBINATIONS = 2**16  # combinations of places, over all axes, that are ranked
 _CHUNK_NUMBERS = 2**20  # numbers in memory at a time: 8 MiB of int64, about what a cache holds
-_COARSER = 4  # times as far apart are the levels of each coarser sub-grid on which rows are looked for
-_COMPARED_WITH_ALL = 512  # first rows of an ordering, which are compared with every earlier row
+_COARSER = 4  # ratio of the spacings of one sub-grid and the next finer one
+_COMPARED_WITH_ALL = 512  # so many first rows of an ordering are compared with every earlier row
 
 
 def correlated_rows(factors: Sequence[Tensor], index: Tensor, cells: Tensor, count: int) -> Tensor:
-    """For each of some cells, gaps among them, the rows of up to `count` observations, the most correlated first.
+    """For each of some cells, which may be gaps, the rows of up to `count` observations, the most correlated first.
 
-    Around cells with too few observations among those looked up, in the middle of large gaps, coarser and coarser
-    sub-grids are searched, which reach farther.
+    In the middle of large gaps, a search may find too few observations. Then coarser and coarser sub-grids are
+    searched, which reach farther.
 
     :param factors: K_i, or their correlations, shape (m_i, m_i), or by lag (m_i,) or (a_i, a_i, q_i), each.
     :param index: flat cell of each observation, last axis fastest, shape (N,).
@@ -65,7 +65,7 @@ def correlated_rows(factors: Sequence[Tensor], index: Tensor, cells: Tensor, cou
 
 
 def _coarser(corr: Tensor, step: int) -> Tensor:
-    """The levels of a sub-grid: every so-manieth one, and of lines every so-manieth one too. shape: (n,)"""
+    """The levels of a sub-grid: every `step`-th one; with lines, every `step`-th line too. shape: (n,)"""
     if corr.dim() < 3:
         return torch.arange(0, len(corr), step, device=corr.device)
     lines, positions = (torch.arange(0, size, step, device=corr.device) for size in corr.shape[1:])
@@ -73,7 +73,7 @@ def _coarser(corr: Tensor, step: int) -> Tensor:
 
 
 def _nearest_of(corr: Tensor, step: int) -> Tensor:
-    """For every level of an axis, the most correlated of those of a sub-grid. shape: (m,)"""
+    """For every level of an axis, the most correlated level of a sub-grid. shape: (m,)"""
     if corr.dim() == 3:
         lines, positions = _nearest_of(corr[..., 0], step), _nearest_of(corr[0, 0], step)
         return (lines.unsqueeze(-1) * corr.size(-1) + positions).flatten()
@@ -85,8 +85,8 @@ def _nearest_of(corr: Tensor, step: int) -> Tensor:
 
 
 def _rows_around(corr: Sequence[Tensor], index: Tensor, cells: Tensor, count: int, step: int) -> Tensor:
-    """The rows nearest to some cells among those of every so-manieth level of each axis. shape: (Q, count)"""
-    together = torch.cat([index, cells])  # the cells as rows that come after all observations
+    """The rows nearest to some cells, on the sub-grid of every `step`-th level of each axis. shape: (Q, count)"""
+    together = torch.cat([index, cells])  # cells are rows after all observations
     search = _Search.of(corr, together).on_subgrid([_coarser(own, step) for own in corr])
     rows = torch.arange(len(index), len(together), device=index.device)
     return search.nearest(rows, torch.full_like(rows, len(index)), count)
@@ -98,8 +98,8 @@ def earlier_rows(
     """For each observation, the rows of up to `count` observations that come earlier in an ordering.
 
     :param corr: ``|corr_i|`` of every axis, shape (m_i, m_i), or by lag (m_i,) or (a_i, a_i, q_i), each.
-    :param generation: of every level, shape (m_i,) each: see :mod:`gpytorch_gaps.linalg.ordering`. The neighbours of an
-        observation are looked for on the sub-grid of the generations that are not later than its own.
+    :param generation: generation of every level, shape (m_i,) each: see :mod:`gpytorch_gaps.linalg.ordering`. The
+        neighbours of an observation are searched on the sub-grid of its own generation and earlier ones.
     :param rank: place of each observation in the ordering, shape (N,).
     :return: rows, -1 where fewer are found, shape (N, count).
     """
@@ -122,14 +122,14 @@ def earlier_rows(
 
 @dataclass(frozen=True)
 class _Search:
-    """A look-up of the most correlated cells of a grid, or of a sub-grid of it.
+    """A search for the most correlated cells of a grid, or of a sub-grid.
 
     :param corr: ``|corr_i|`` of every axis.
     :param index: flat cell of each row.
-    :param rank_of: rank of the observation of each cell, N for gaps; of rows that share a cell, the first. After the
-        last cell, there is one more gap, which stands for cells that do not exist.
+    :param rank_of: rank of the observation of each cell, N for gaps. If several rows share a cell, the first. After the
+        last cell, there is one more gap, for cells that do not exist.
     :param order: row at each rank.
-    :param kept: the levels of the sub-grid on each axis, as :func:`axis_places` takes them.
+    :param kept: the levels of the sub-grid on each axis, in the form for :func:`axis_places`.
     """
 
     corr: Sequence[Tensor]
@@ -168,10 +168,10 @@ class _Search:
         return result
 
     def nearest(self, rows: Tensor, below: Tensor, count: int) -> Tensor:
-        """The most correlated observed cells of the sub-grid whose rank is below a given one.
+        """The most correlated observed cells of the sub-grid with a rank below a given one.
 
-        :param rows: whose neighbours are looked for, shape (q,).
-        :param below: rank that a neighbour must be below, shape (q,).
+        :param rows: rows whose neighbours are wanted, shape (q,).
+        :param below: upper limit of the rank of a neighbour, shape (q,).
         :return: rows, -1 where fewer are found, shape (q, count).
         """
         axes = self._places()
@@ -191,7 +191,7 @@ class _Search:
         return result
 
     def _places(self) -> list[AxisPlaces]:
-        """What is looked up on each axis."""
+        """The places for the search on each axis."""
         most = max(2, int(_MAX_COMBINATIONS ** (1.0 / len(self.shape))))
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         sides = zip(self.corr, self.kept, strides, strict=True)
@@ -200,9 +200,9 @@ class _Search:
     def _look_up(
         self, rows: Tensor, below: Tensor, count: int, axes: Sequence[AxisPlaces], places: Sequence[Tensor]
     ) -> Tensor:
-        """The first `count` candidates that are observed and come before.
+        """The first `count` candidates that are observed and earlier in the ordering.
 
-        :param places: of each candidate on every axis, for every group of levels. shape (groups, candidates) each
+        :param places: place of each candidate on every axis, for every group of levels. shape (groups, candidates) each
         :return: shape (q,) -> (q, count)
         """
         levels = unravel(self.index[rows], self.shape)
@@ -214,7 +214,7 @@ class _Search:
         found = look_up(self.rank_of, torch.where(cells < 0, self.rank_of.numel() - 1, cells))  # shape: (q, candidates)
         fits = found < below.unsqueeze(-1)
         number = fits.cumsum(-1)
-        # those beyond `count`, and all that do not fit, go to a last column that is dropped
+        # candidates after the first `count`, and unsuitable ones, go to a last column, which is dropped
         target = torch.where(fits & (number <= count), number - 1, count)
         ranks = torch.full((len(rows), count + 1), -1, dtype=torch.long, device=rows.device)
         ranks = ranks.scatter_(-1, target, found)[:, :count]

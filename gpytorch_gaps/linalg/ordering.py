@@ -6,9 +6,9 @@ generation form a sub-grid, and these sub-grids are nested. Cells come in the or
 those of one sub-grid in a scattered order. Distances are in units of the correlation, so an axis with a long
 length-scale is refined late, and an axis of labels is ordered like any other.
 
-An axis that is given by lag is bisected instead, which on a regular axis comes to nearly the same: first the multiples
-of a large power of two, then of half of it, down to one. Its levels up to some generation are the multiples of a power
-of two, and nothing larger than the vector of lags is formed.
+An axis that is given by lag is bisected instead, with nearly the same result: first the multiples of a large power of
+two, then of half of it, down to one. Its levels up to some generation are the multiples of a power of two. Nothing
+larger than the vector of lags is formed.
 
 In a matrix by lag, each line is bisected by its own correlations. Circles of latitude near a pole, whose points are
 close together, are thus refined later than the equator.
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from gpytorch_gaps.linalg.selection import unravel
 
-_E_FOLDS_PER_GENERATION = 0.6  # of a distance: less than the factor of two from one bisection to the next
+_E_FOLDS_PER_GENERATION = 0.6  # range of log-distances of a generation: less than log 2, the step of a bisection
 _HASH_BITS = 24
 _MIXERS = (0x9E3779B1, 0x85EBCA77)  # odd constants of 32 bits
 
 
 def generations(corr: Sequence[Tensor]) -> list[Tensor]:
-    """The generation of every level of every axis; 0 is the coarsest, and those of all axes are comparable.
+    """The generation of every level of every axis. 0 is the coarsest. Generations of different axes are comparable.
 
     :param corr: ``|corr_i|``, shape (m_i, m_i), or by lag (m_i,) or (a_i, a_i, q_i), each.
     :return: integers, one for every level, shape (m_i,) each.
@@ -60,8 +60,8 @@ def _taken_line_by_line(corr: Tensor) -> Tensor:
 
 
 def farthest_first(corr: Tensor) -> tuple[Tensor, Tensor]:
-    """The levels of an axis, each as far as can be from those before it, and how far. shape: (m,) and (m,)"""
-    nearest = torch.zeros_like(corr[0])  # largest correlation with a level that was taken
+    """The levels of an axis, each as far as possible from earlier ones, and their distances. shape: (m,) and (m,)"""
+    nearest = torch.zeros_like(corr[0])  # largest correlation with an earlier level
     current = torch.zeros(1, dtype=torch.long, device=corr.device)
     order, reached = [], []
     for _ in range(len(corr)):
@@ -73,16 +73,16 @@ def farthest_first(corr: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bisected(corr: Tensor) -> Tensor:
-    """The distance of every level from those before it, where an axis is bisected. shape: by lag (..., m) -> (..., m)
+    """The distance of every level from earlier ones, if an axis is bisected. shape: by lag (..., m) -> (..., m)
 
     A level that is an odd multiple of ``2^k`` comes after all multiples of ``2^(k + 1)``. Its lags from these are odd
     multiples of ``2^k``, hence
 
         distance_k = 1 - max {corr_l: l an odd multiple of 2^k}
 
-    For a periodic kernel, the multiples of a period are nearly one level, and this distance may be smallest at a large
-    k. Smaller k then have that distance too: their levels are one generation, in a scattered order. Bisected all the
-    same, hours with a daily cycle that fades within weeks take up to three times as many iterations.
+    For a periodic kernel, the multiples of a period are nearly the same level, and this distance may be smallest at a
+    large k. Smaller k then get the same distance: their levels form one generation, in a scattered order. If they were
+    bisected, hours with a daily cycle that fades within weeks would take up to three times as many iterations.
     """
     size = corr.size(-1)
     depth = (size - 1).bit_length()
@@ -97,7 +97,7 @@ def _bisected(corr: Tensor) -> Tensor:
 def coarse_to_fine(generation: Sequence[Tensor], index: Tensor) -> Tensor:
     """The place of each observation in a coarse-to-fine ordering.
 
-    :param generation: of the levels of every axis, as :func:`generations` gives them, shape (m_i,) each.
+    :param generation: generations of the levels of every axis, from :func:`generations`, shape (m_i,) each.
     :param index: flat cell of each observation, shape (N,).
     :return: a permutation of 0 .. N - 1, shape (N,).
 
@@ -112,7 +112,7 @@ def coarse_to_fine(generation: Sequence[Tensor], index: Tensor) -> Tensor:
     key, room = torch.zeros_like(index), 2 ** (62 - _HASH_BITS)
     for value in latest_first:
         if room < base:
-            break  # of many axes, the latest generations decide
+            break  # if there are many axes, only the latest generations are used
         key, room = key * base + value, room // base
     order = (key * 2**_HASH_BITS + _scattered(index)).argsort(stable=True)
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -1,11 +1,11 @@
-"""Along one axis of a grid, the levels most correlated with each level: what a search for neighbours looks up.
+"""Along one axis of a grid, the levels most correlated with each level, for the search for neighbours.
 
-The levels of a sub-grid that are most correlated with a level are its *places*, the most correlated first. How they are
-stored depends on how the axis is given (see :mod:`gpytorch_gaps.linalg.axis_correlations`): a table for a matrix, steps
-to both sides for a vector by lag, and lines with steps along them for a matrix by lag.
+The levels of a sub-grid that are most correlated with a level are its *places*, the most correlated first. Their form
+depends on that of the axis (see :mod:`gpytorch_gaps.linalg.axis_correlations`): a table for a matrix, steps to both
+sides for a vector by lag, and lines with steps along them for a matrix by lag.
 
-Levels fall into groups whose places are alike in correlation: all levels of an axis are one group, except for a matrix
-by lag, where each line is one.
+Levels are in groups whose places have similar correlations. All levels of an axis are one group, except for a matrix by
+lag, where each line is a group.
 
 >>> K = torch.exp(-(torch.arange(5.0).unsqueeze(-1) - torch.arange(5.0)).abs())
 >>> places = axis_places(K, torch.arange(5), most=3, stride=10)
@@ -24,16 +24,16 @@ from gpytorch_gaps.linalg.axis_correlations import axis_entries, num_levels
 from gpytorch_gaps.linalg.selection import unravel
 from gpytorch_gaps.utils.tensors import look_up
 
-_MAX_TABULATED = 1024  # levels of an axis by lag, up to which each has places of its own: none lies beyond an end
-_NO_CELL = -(2**50)  # so far below zero that no other axis makes a cell of it
-_MOST_LINES = 48  # nearby lines on which places of a line are looked for
-_MOST_STEPS = 48  # to either side, likewise
+_MAX_TABULATED = 1024  # up to so many levels, an axis by lag has a table too: no place lies beyond an end
+_NO_CELL = -(2**50)  # negative in every sum with contributions of other axes
+_MOST_LINES = 48  # number of nearby lines that are searched for places of a line
+_MOST_STEPS = 48  # number of steps to either side that are searched
 
 
 class AxisPlaces(Protocol):
     """The places of every level of a sub-grid along one axis.
 
-    `typical` is the mean correlation at each place, of each group of levels. shape: (groups, w)
+    `typical` is the mean correlation at each place, for each group of levels. shape: (groups, w)
     """
 
     @property
@@ -44,7 +44,7 @@ class AxisPlaces(Protocol):
         ...
 
     def cells(self, level: Tensor, place: Tensor) -> Tensor:
-        """What the level at a place adds to the number of a cell; below -1 if there is none.
+        """The contribution of the level at a place to the number of a cell; below -1 if there is no level.
 
         shape: (q,), and (candidates,) or (q, candidates) -> (q, candidates)
         """
@@ -52,12 +52,13 @@ class AxisPlaces(Protocol):
 
 
 def axis_places(corr: Tensor, kept: Tensor, most: int, stride: int) -> AxisPlaces:
-    """The places of every level of a sub-grid, at most so many.
+    """The places of every level of a sub-grid.
 
     :param corr: ``|corr|`` of the axis, shape (m, m), or by lag (m,) or (a, a, q).
-    :param kept: the levels of the sub-grid, ascending. Of an axis by lag, all multiples of one number, which may differ
-        from line to line.
-    :param stride: what one level adds to the number of a cell.
+    :param kept: the levels of the sub-grid, ascending. For an axis by lag: all multiples of one number, which may
+        differ between lines.
+    :param most: largest number of places.
+    :param stride: contribution of one level to the number of a cell.
     """
     if corr.dim() == 3:
         return _Lines.of(corr, kept, most, stride)
@@ -70,7 +71,7 @@ class _Table:
     """The levels of an axis most correlated with each level.
 
     :param kept: the levels of the sub-grid, ascending, shape (n,).
-    :param added: what the level at a place adds to the number of a cell, shape (n, w).
+    :param added: contribution of the level at a place to the number of a cell, shape (n, w).
     """
 
     kept: Tensor
@@ -92,11 +93,11 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Steps along a regular axis, from any level to those most correlated with it.
+    """Steps along a regular axis, from any level to the most correlated ones.
 
-    :param steps: in levels, to both sides, shape (w,).
+    :param steps: steps to both sides, in levels, shape (w,).
     :param length: number of levels of the axis.
-    :param stride: what one level adds to the number of a cell.
+    :param stride: contribution of one level to the number of a cell.
     """
 
     steps: Tensor
@@ -106,7 +107,7 @@ class _Steps:
 
     @classmethod
     def of(cls, corr: Tensor, kept: Tensor, most: int, stride: int) -> "_Steps":
-        # the levels kept are multiples of one number, so their lags are the same multiples. Of equals, the shorter
+        # the levels are multiples of one number, and so are their lags; of equal correlations, take the shorter lag
         values, places = corr[kept].sort(descending=True, stable=True)
         lags = kept[places[: most // 2 + 1]]
         both = torch.stack([lags, -lags], -1).flatten()[1:]  # lag 0 comes first, and once
@@ -124,14 +125,14 @@ class _Steps:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Lines most correlated with each line, and steps along them: circles of latitude, for instance.
+    """Lines most correlated with each line, and steps along them. Circles of latitude are an example.
 
     A level is a line and a position on it. On line j of the sub-grid, every ``spacing_j``-th position is kept. A step
-    begins at the kept position next to that of the level, and goes around if lines are closed.
+    starts at the kept position closest to that of the level, and may go around if lines are closed.
 
-    :param line: the line that a place is on, -1 if there is no such place, shape (a, w).
-    :param step: in spacings of that line, shape (a, w).
-    :param spacing: of the positions kept on each line, shape (a,).
+    :param line: the line of a place, -1 if there is no such place, shape (a, w).
+    :param step: step to a place, in spacings of that line, shape (a, w).
+    :param spacing: spacing of the positions kept on each line, shape (a,).
     :param length: positions on a line.
     :param closed: whether lines are circles.
     """
@@ -152,7 +153,7 @@ class _Lines:
         later = is_kept[:, 1:]
         spacing = torch.where(later.any(-1), later.to(torch.uint8).argmax(-1) + 1, length)
         closed = length > 2 and torch.allclose(corr[..., 1:], corr[..., 1:].flip(-1))
-        lines = is_kept[:, 0].nonzero().squeeze(-1)  # all that have levels of the sub-grid
+        lines = is_kept[:, 0].nonzero().squeeze(-1)  # all lines with levels of the sub-grid
         most_steps = min(_MOST_STEPS, (length - 1) // int(spacing[lines].min()))
         step = torch.arange(-most_steps, most_steps + 1, device=corr.device)
         near = lines[corr[lines.unsqueeze(-1), lines, 0].topk(min(_MOST_LINES, len(lines))).indices].unsqueeze(-1)

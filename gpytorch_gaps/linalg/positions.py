@@ -1,4 +1,4 @@
-"""Where the levels of regular axes lie on their circles: places of a tensor, or a number for the first places."""
+"""Places of the levels of regular axes on their circles: a tensor, or a number for the first places."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 """Products with a long Toeplitz matrix whose entries vanish beyond some lag, one block at a time.
 
-Transforms of a million numbers leave the cache of a processor. If covariances are negligible beyond the lag r, a block
-of outputs depends on the inputs of this block and of r places on either side. Short transforms of overlapping pieces
-are then enough (the overlap-save method).
+Transforms of a million numbers do not fit in the cache of a processor. If covariances are negligible beyond the lag r,
+a block of outputs depends on the inputs of this block and of r places on either side. Short transforms of overlapping
+pieces are then enough (the overlap-save method).
 
 >>> lags = torch.exp(-torch.arange(200_000.0, dtype=torch.float64))
 >>> short = ShortRange.of(lags, torch.float64)
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_LEAST_PLACES = 2**16  # of an axis: shorter transforms stay in the cache
-_LEAST_BLOCK = 2**13  # length of the transforms, at least
-_BLOCKS_PER_AXIS = 8  # at least
-_REACHES_PER_BLOCK = 4  # at least: up to half of each transform is overlap
-_NUMBERS = 2**17  # that are transformed together
+_LEAST_PLACES = 2**16  # smallest length of an axis; shorter transforms fit in the cache
+_LEAST_BLOCK = 2**13  # smallest length of the transforms
+_BLOCKS_PER_AXIS = 8  # smallest number of blocks
+_REACHES_PER_BLOCK = 4  # smallest ratio of a block to the reach: up to half of each transform is overlap
+_NUMBERS = 2**17  # numbers that are transformed together
 
 
 @dataclass(frozen=True)
 class ShortRange:
-    """The matrix with entries ``lags[|i - j|]``, without lags that rounding hides.
+    """The matrix with entries ``lags[|i - j|]``, without lags that are below rounding.
 
-    :param reach: r, the largest lag that counts.
+    :param reach: r, the largest lag that is used.
     :param spectrum: transform of the lags on a circle of one block.
     :param block: places on this circle.
     """
@@ -38,7 +38,7 @@ class ShortRange:
 
     @classmethod
     def of(cls, lags: Tensor, dtype: torch.dtype) -> "ShortRange | None":
-        """None if the axis is short, or its range is long.
+        """The matrix of the given lags; None if the axis is short, or its range is long.
 
         :param lags: covariance by lag, one for every level of the axis, shape (m,).
         :param dtype: precision of products: lags are left out if their sum is below one unit of rounding of the

@@ -56,7 +56,7 @@ def lowrank_eigh(factor: Tensor, tolerance: float, max_rank: int | None = None) 
 
 
 def low_rank_distance(factor: Tensor, vectors: Tensor, values: Tensor) -> float:
-    """``||F - V diag(t) V'||`` in the Frobenius norm, which bounds the 2-norm, computed in chunks of rows."""
+    """``||F - V diag(t) V'||`` in the Frobenius norm, a bound on the 2-norm, computed in chunks of rows."""
     scaled, square = vectors * values, 0.0
     step = max(1, _CHUNK_NUMBERS // len(factor))
     for start in range(0, len(factor), step):

@@ -87,7 +87,7 @@ class SparseRows:
 
 
 class _Product(Function):
-    """W or W' times x, whose derivative is a product with the other, which is at hand."""
+    """W or W' times x. The derivative is a product with the transpose."""
 
     @staticmethod
     def forward(ctx: Any, rows: SparseRows, transposed: bool, x: Tensor) -> Tensor:

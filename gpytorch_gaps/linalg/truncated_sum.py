@@ -1,11 +1,11 @@
 """A sum of Kronecker products in one basis: ``sum_t (x)_i K_ti ~ Psi T Psi'``.
 
-Every term is truncated by itself (:mod:`gpytorch_gaps.linalg.truncated`). The columns of all terms, side by side, are
-``Psi``, and T is diagonal. Columns of different terms are not orthogonal to each other.
+Every term is truncated separately (:mod:`gpytorch_gaps.linalg.truncated`). ``Psi`` has the columns of all terms, and T
+is diagonal. Columns of different terms are not orthogonal to each other.
 
-The columns of an axis are expressed in one orthonormal basis J_i of the axis, ``Psi_ti = J_i Z_ti``. A term that is
-smoother than another one adds little to J_i, so that a product with ``Psi' W'W Psi`` costs about as much as one with
-the basis of the roughest term: the grid is swept in the basis ``(x) J_i``, and the small matrices Z_ti do the rest.
+The columns along an axis are expressed in an orthonormal basis J_i of this axis, ``Psi_ti = J_i Z_ti``. A term that is
+smoother than another one adds little to J_i. A product with ``Psi' W'W Psi`` therefore costs about as much as one with
+the basis of the roughest term: the sweep uses the basis ``(x) J_i``, and products with the small matrices Z_ti.
 
 >>> x = torch.linspace(0, 1, 400, dtype=torch.float64)
 >>> smooth, rough = (torch.exp(-((x[:, None] - x) / length) ** 2) for length in (0.5, 0.1))
@@ -25,12 +25,12 @@ from torch import Tensor
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.truncated import TruncatedEigen, truncated_eigh
 
-_JOINT_SHARE = 0.01  # of the level, below which directions of an axis are left out of J_i
+_JOINT_SHARE = 0.01  # directions of an axis below this fraction of the level are not in J_i
 
 
 @dataclass(frozen=True)
 class TruncatedSum:
-    """The truncated eigenpairs of every term, and what relates them to one basis.
+    """The truncated eigenpairs of every term, and their coefficients in a common basis.
 
     :param terms: eigenpairs of each term.
     :param vectors: orthonormal J_i, shape (m_i, j_i) each.
@@ -63,7 +63,7 @@ class TruncatedSum:
 
     @cached_property
     def kept(self) -> tuple[Tensor, ...]:
-        """Where in the box of each term the products are that are kept. shape: (R_t,) each"""
+        """The places in the box of each term of the products that are kept. shape: (R_t,) each"""
         return tuple(term.products.flatten().nonzero().squeeze(-1) for term in self.terms)
 
     @cached_property
@@ -73,7 +73,7 @@ class TruncatedSum:
 
     @property
     def size(self) -> int:
-        """R, the number of products that are kept, of all terms."""
+        """R, the number of products of all terms that are kept."""
         return len(self.products)
 
     @property
@@ -116,7 +116,7 @@ class TruncatedSum:
 
 
 def truncated_sum(terms: Sequence[Sequence[Tensor]], level: float) -> TruncatedSum:
-    """A basis of a sum of Kronecker products, down to `level`.
+    """A basis of a sum of Kronecker products, without eigenvalues below `level`.
 
     :param terms: the factors K_ti of every term, positive semi-definite, shape (m_i, m_i) each.
     :param level: eigenvalues below it may be dropped, in the sum of all terms.
@@ -147,9 +147,9 @@ def _norms_of_others(term: TruncatedEigen) -> list[float]:
 
 
 def _joint(vectors: Sequence[Tensor], values: Sequence[Tensor], level: float) -> Tensor:
-    """An orthonormal basis of the columns of all terms, but for directions that matter less than a level.
+    """An orthonormal basis of the columns of all terms, without directions below a level.
 
-    :param vectors: of each term, shape (m, r_t).
+    :param vectors: eigenvectors of each term, shape (m, r_t).
     :param values: eigenvalues, times the largest ones of the other axes. shape: (r_t,)
     """
     size, columns = len(vectors[0]), sum(own.size(-1) for own in vectors)

@@ -116,7 +116,7 @@ class KroneckerFactorsOperator(LinearOperator):
 
 
 class KroneckerCovarianceOperator(KroneckerFactorsOperator):
-    """``W_r (K_1 (x) ... (x) K_d) W_c'``. Subclasses say whether W selects cells or interpolates."""
+    """``W_r (K_1 (x) ... (x) K_d) W_c'``. Subclasses determine whether W selects cells or interpolates."""
 
     row_shape: tuple[int, ...]
     col_shape: tuple[int, ...]

@@ -37,7 +37,7 @@ class TrainCovariance:
 
     @property
     def has_float64_entries(self) -> bool:
-        """Whether the entries of A are used in float64, whatever the dtype of the model."""
+        """Whether the entries of A are used in float64, for any dtype of the model."""
         return self._operator.dtype == torch.float64
 
     def solve(

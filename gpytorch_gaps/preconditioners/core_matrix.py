@@ -8,7 +8,7 @@ from torch import Tensor
 from gpytorch_gaps.linalg.gram import pair_flops
 from gpytorch_gaps.linalg.products import kron_matmul_flops
 
-_LIFTS = (1.0, 1e1, 1e2, 1e3, 1e4)  # of the diagonal, where rounding still leaves the p x p matrix indefinite
+_LIFTS = (1.0, 1e1, 1e2, 1e3, 1e4)  # factors on the diagonal that are tried while rounding makes the matrix indefinite
 
 
 def factorise_lifted(core: Tensor, number: Tensor) -> tuple[Tensor, float, float]:

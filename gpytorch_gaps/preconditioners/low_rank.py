@@ -39,11 +39,11 @@ from gpytorch_gaps.preconditioners.core_matrix import factorise_lifted, lifted_r
 
 _ROUNDED = 1e-2  # relative error of a preconditioner that conjugate gradients do not notice
 _LARGE = 2**17  # cells
-_RESOLVED = 1e-14  # of the largest coefficient: a smaller diagonal is lost to rounding
+_RESOLVED = 1e-14  # a diagonal below this fraction of the largest coefficient is lost to rounding
 
 
 class LowRankPreconditioner:
-    """``P = F C F' + R R' + D'`` on the cells `index`, in float64 whatever the precision of what it is applied to.
+    """``P = F C F' + R R' + D'`` on the cells `index`, in float64 for any precision of its input.
 
     D' is D plus `added`: the dropped part of the diagonal if `trace` is given, and what rounding requires.
 

@@ -29,7 +29,7 @@ from gpytorch_gaps.linalg.sparse_columns import SparseColumns
 Entries = Callable[[Tensor, Tensor], Tensor]
 _CHUNK_NUMBERS = 2**20  # entries of A in memory at a time: 8 MiB of float64
 _MOVED = 0.5  # relative change of the correlations along an axis, beyond which new neighbours are found
-_LIFTS = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance, where rounding leaves a block indefinite
+_LIFTS = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6)  # fractions of the largest variance, added to an indefinite block
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def neighbour_lists(factors: Sequence[Tensor], index: Tensor, count: int) -> Nei
 
 
 class NeighbourPreconditioner:
-    """``P^-1 = U U'`` with U as above, in float64 whatever the precision of what it is applied to.
+    """``P^-1 = U U'`` with U as above, in float64 for any precision of its input.
 
     :param entries: ``K[rows, columns]`` of the covariance without noise, for positions that broadcast.
         shape: positions -> (*batch, *positions)

@@ -34,7 +34,7 @@ _NORMALS, _SIGNS = 0, 1  # identify streams of random numbers
 class WeightDraws:
     """Draws in float32, in units of the noise standard deviation. shape: (n, r_1, .., r_d) each.
 
-    They are coefficients of f in the product basis, in which weights of several terms are added up: those of functions
+    They are coefficients of f in the product basis, in which weights of several terms are added: those of functions
     that terms share are large and cancel.
     """
 

@@ -1,9 +1,9 @@
 """A noise variance for every level of an axis.
 
-With ``D = s2 diag(c)^2`` and c constant but along one axis, ``c^-1 y`` has the noise s2 and the covariance
-``c^-1 K c^-1``, which is still a product: only the factor of that axis changes. So values are divided by c where they
-are read, means and standard deviations are multiplied by c where they are evaluated, and everything between has one
-noise. Errors in standard deviations are the same in both units.
+Let ``D = s2 diag(c)^2`` with c that varies along one axis only. Then ``c^-1 y`` has the noise s2 and the covariance
+``c^-1 K c^-1``, which is still a product: only the factor of that axis changes. Therefore, values are divided by c when
+they are read, and means and standard deviations are multiplied by c when they are evaluated. Everything in between has
+a single noise. Errors in standard deviations are the same in both units.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class NoiseLevels:
     `noise` is s2: the variance, or the geometric mean of all levels.
 
     :param noise: a number, or shape (m_k,).
-    :param axis: the number k of the axis whose levels have a noise of their own; None for one noise.
-    :param shape: of the grid.
+    :param axis: the number k of the axis whose levels differ in noise; None for one noise.
+    :param shape: shape of the grid.
     :raises ValueError: if a variance is not positive and finite, or if their number is wrong.
     """
 
@@ -43,26 +43,26 @@ class NoiseLevels:
                 f"noise: got {len(levels)}, expected {shape[self.axis]}, one for each level of axis {axis}"
             )
         if not bool(((levels > 0) & levels.isfinite()).all()):
-            raise ValueError("noise: got variances that are not positive and finite for some levels, expected others")
+            raise ValueError("noise: got a variance that is not positive and finite, expected one for every level")
         self.noise = float(levels.log().mean().exp())
         self.scale = (levels / self.noise).sqrt()
 
     def whiten(self, axis: int, factor: Tensor) -> Tensor:
-        """``c^-1 K_i c^-1`` of the factor of an axis. shape: (m_i, m_i)"""
+        """``c^-1 K_i c^-1`` for the factor of an axis. shape: (m_i, m_i)"""
         if axis != self.axis or self.scale is None:
             return factor
         return factor / self.scale / self.scale.unsqueeze(-1)
 
     def whiten_columns(self, axis: int, factor: Tensor) -> Tensor:
-        """``K_i c^-1`` of covariances with the levels of an axis. shape: (Q, m_i)"""
+        """``K_i c^-1`` for covariances with the levels of an axis. shape: (Q, m_i)"""
         return factor if axis != self.axis or self.scale is None else factor / self.scale
 
     def of_slices(self, start: int, stop: int) -> float | Tensor:
-        """c in some slices of the first axis: a number, or what broadcasts with (stop - start, m_2, .., m_d)."""
+        """c in some slices of the first axis: a number, or broadcastable to (stop - start, m_2, .., m_d)."""
         return 1.0 if self.scale is None else self._along_axis(self.scale[start:stop] if self.axis == 0 else self.scale)
 
     def at(self, positions: Sequence[Tensor]) -> float | Tensor:
-        """c at a product of positions on the grid: a number, or what broadcasts with them."""
+        """c at a product of positions on the grid: a number, or a tensor that broadcasts with them."""
         if self.scale is None or self.axis is None:
             return 1.0
         return self._along_axis(self.scale[positions[self.axis]])

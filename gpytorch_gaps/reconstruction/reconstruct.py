@@ -86,7 +86,7 @@ def reconstruct(
         takes one solve like that of the mean, and one more pass over the grid. ``report.std_error`` is the error of
         the standard deviations.
     :param seed: seed of the draws.
-    :param noise_axis: the axis whose levels have a noise of their own, such as one per station or channel.
+    :param noise_axis: the axis whose levels differ in noise, such as an axis of stations or channels.
     :param progress: whether to show progress bars.
     :param group: a process group of ``torch.distributed``, such as the result of
         :func:`gpytorch_gaps.distributed.process_group`. All its members make the same call, divide the work by slices

@@ -1,15 +1,15 @@
-"""A preconditioner for a sum of products: the matrix of the weights as if gaps were spread evenly.
+"""A preconditioner for a sum of products: the matrix of the weights for evenly spread gaps.
 
 With ``Psi = [Psi_1 .. Psi_n]`` it is ``H0 = s2 T^-1 + N/M Psi' Psi``. It is diagonal for one term. Functions of
-different terms overlap: of a function that two terms share, the data know the sum of both weights and the prior alone
-knows how to divide it. A diagonal would leave a condition number of T/s2.
+different terms overlap: if two terms share a function, the data determine the sum of both weights, and only the prior
+divides it between them. A diagonal preconditioner would leave a condition number of T/s2.
 
-H0 is inverted by blocks. That of the term with the most functions, the *main* one, is the diagonal ``D = s2/T + N/M``.
-The p functions of the other terms that have the largest eigenvalues get the dense Schur complement
+H0 is inverted by blocks. The block of the term with the most functions, the *main* one, is the diagonal
+``D = s2/T + N/M``. The p functions of the other terms with the largest eigenvalues get the dense Schur complement
 
     S = s2 T^-1 + N/M (Psi_2' Psi_2 - X' (N/M) D^-1 X),        X = Psi_1' Psi_2,
 
-computed axis by axis. All others have less variance than the noise, or do not fit into memory, and stay diagonal.
+computed axis by axis. All others have less variance than the noise, or do not fit in memory. Their block is diagonal.
 """
 
 import math
@@ -23,13 +23,13 @@ from gpytorch_gaps.linalg.gram import structured_gram
 from gpytorch_gaps.linalg.products import kron_matmul
 from gpytorch_gaps.linalg.truncated_sum import TruncatedSum
 
-_LEAST_RATIO = 0.03  # of a variance to that of the noise, from which functions overlap noticeably
+_LEAST_RATIO = 0.03  # if the variance of a function over that of the noise is smaller, its overlap is negligible
 
 
 class SumPreconditioner:
     """``H0^-1`` for a sum of products.
 
-    :param basis: of the sum.
+    :param basis: the basis of the sum.
     :param shift: ``s2 T^-1``. shape: (R,)
     :param share: ``N/M``.
     :param most: the largest p.
@@ -67,7 +67,7 @@ class SumPreconditioner:
         return self.share * self.basis.from_box(self.basis.to_box(weights))
 
     def _side_by_side(self) -> tuple[list[Tensor], Tensor]:
-        """Z_i of all terms but the main one, side by side, and the columns of the chosen functions there."""
+        """Z_i of all terms except the main one, concatenated, and the columns of the chosen functions in it."""
         others = [term for term in range(len(self.basis.terms)) if term != self._main]
         axes = range(len(self.basis.vectors))
         tables = [torch.cat([self.basis.tables[term][axis] for term in others], dim=-1) for axis in axes]

@@ -137,7 +137,7 @@ class GapSystem(NoisySystem):
 
     @cached_property
     def is_definite(self) -> bool:
-        """Whether the factors are positive semi-definite, but for rounding of float64."""
+        """Whether the factors are positive semi-definite, up to rounding of float64."""
         largest = math.prod(float(values.amax()) for values in self.eigen().values)
         return self.eigen().negative <= ROUNDING * largest
 

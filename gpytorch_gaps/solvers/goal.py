@@ -30,7 +30,7 @@ class Goal:
     """All requirements as one number per column, which must not exceed `tolerance`.
 
     :param unit: the residual norm that counts as 1. shape: (*batch, C)
-    :param noise_unit: the residual in units of the noise that counts as 1; None where no error of a mean is asked for.
+    :param noise_unit: the residual in units of the noise that counts as 1; None if the error of a mean is not bounded.
         shape: (*batch, C)
     """
 
@@ -82,7 +82,7 @@ class Goal:
         if self.prior is None:
             return self
         floor = (10.0 * torch.finfo(torch.float64).eps * self.prior).clamp_min(torch.finfo(torch.float64).tiny)
-        # of a solution that has blown up, the sum below may be anything: no variance is above the prior's
+        # if a solution has diverged, the sum below is meaningless: no variance is above that of the prior
         variance = (self.prior - (solution * (rhs + residual)).sum(-2)).minimum(self.prior).maximum(floor)
         allowed = (self.tolerance * variance).sqrt()  # in units of the noise; without noise, always too small
         return replace(self, unit=torch.full_like(self.unit, math.inf), noise_unit=allowed / self.tolerance)

@@ -20,7 +20,7 @@ from gpytorch_gaps.utils.progress import LateBar
 Closure = Callable[[Tensor], Tensor]
 Dots = Callable[[Tensor, Tensor], Tensor]
 Stop = Callable[[Tensor], bool | Tensor]  # a tensor is read once, together with everything else that is read
-ITERATIONS_BETWEEN_READS = 10  # of a residual that lives on a device
+ITERATIONS_BETWEEN_READS = 10  # iterations between two reads of a residual on a device
 _STALLED_ITERATIONS = 150  # in float32, without a halved residual
 _ITERATIONS_BETWEEN_ORIGINALS = 8  # after which the original residual is computed, however far off it seems
 _TINY = 1e-300

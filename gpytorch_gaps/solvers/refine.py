@@ -76,7 +76,7 @@ class Formulation(ABC):
         self.num_columns = rhs.shape[:-2].numel() * rhs.size(-1)
         self._preconditioner: Preconditioner | None = None
         self.keeps_lanczos = False
-        self.lanczos: Tensor | None = None  # of the first correction, if it is kept. shape: (*batch, C, k, k)
+        self.lanczos: Tensor | None = None  # Lanczos matrix of the first correction, if kept. shape: (*batch, C, k, k)
 
     @abstractmethod
     def start(self, guess: Tensor | None) -> Tensor:
@@ -150,9 +150,9 @@ class Refined:
     """A solution, its residual in the original system, and the work it took."""
 
     solution: Tensor  # shape: (*batch, N, C), float64
-    residual: Tensor  # of the original system, shape: (*batch, N, C), float64
+    residual: Tensor  # residual of the original system, shape: (*batch, N, C), float64
     goal: Goal
-    error: float  # of the worst column, as the goal measures it
+    error: float  # error of the worst column, in the unit of the goal
     iterations: int = 0
     passes: int = 0
     flops: float = 0.0

@@ -21,7 +21,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized
 
-_TIGHTER_WITHOUT_NOISE = 1e-3  # of the tolerance: for variances, whose error has no bound without noise
+_TIGHTER_WITHOUT_NOISE = 1e-3  # factor on the tolerance for variances without noise, whose error has no bound
 _SURPRISE = 1.5  # times the iterations that were planned
 _ONE_BY_ONE_ROWS = 2**17  # from which on a CPU solves for one column after the other
 

@@ -22,7 +22,7 @@ from gpytorch_gaps.solvers.kronecker_term import KroneckerTerm
 from gpytorch_gaps.utils.tensors import look_up
 from gpytorch_gaps.utils.threads import threads_for
 
-_ROUNDINGS_OF_A_RESIDUAL = 8.0  # of a float64 product and residual, in units of eps
+_ROUNDINGS_OF_A_RESIDUAL = 8.0  # rounding of a float64 product and residual, in units of eps
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class NoisySystem:
         self._check()
         self._cache: dict[Hashable, Any] = {}
         self.reused_preconditioner: Any = None
-        """Set up for a system like this one; serves solves, not log-determinants, which need their own."""
+        """A preconditioner of a similar system. It is used in solves; log-determinants need their own."""
         self.last_preconditioner: Any = None
 
     def _check(self) -> None:

@@ -37,10 +37,10 @@ from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.tensors import same_values
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a new preconditioner is set up
-REDUCTION = 0.3  # of the residual at the start of a step; later steps remove the rest
+REDUCTION = 0.3  # factor by which a step reduces its first residual; later steps remove the rest
 LONGEST_STEP = 0.05  # nats per observation; after a longer step a new log-determinant is estimated
 LOOSEST_SETTLED = 1e-2  # relative residual
-BIAS = 0.1  # of a gradient by unfinished solves, in standard deviations of the score, once hyperparameters have settled
+BIAS = 0.1  # bias of a gradient from unfinished solves, in standard deviations of the score, at the end
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
@@ -50,7 +50,7 @@ class LogdetPath:
     """The last step on one set of observations. Never differentiated."""
 
     cells: Tensor  # cells of the observations, shape (N,)
-    solutions: Tensor  # of right-hand sides, then probes, shape (N, C + k)
+    solutions: Tensor  # solutions for right-hand sides, then probes, shape (N, C + k)
     images: Tensor  # A z, shape (N, k)
     start: Tensor  # the log-determinant where the path begins
     start_error: Tensor  # its standard error
@@ -72,7 +72,7 @@ class LogdetPath:
 
 @dataclass
 class ReusedPreconditioner:
-    """A preconditioner, and what it was set up for. It also serves hyperparameters that are close to these."""
+    """A preconditioner, and the hyperparameters of its set-up. It is also used for similar hyperparameters."""
 
     preconditioner: Any
     key: Hashable  # the requested method and rank
@@ -96,7 +96,7 @@ class WarmStart:
         degrees of freedom, is about ``sqrt(2 / (k T))``. For a hundred thousand observations, four probes are as
         accurate as the hyperparameters that the data determine.
     :param tolerance: relative residual of every solve once the hyperparameters have settled; of the original system
-        whatever the method, in place of ``settings.train_tolerance``. By default it follows from the number of
+        for every method, in place of ``settings.train_tolerance``. By default it follows from the number of
         observations and their noise, see :func:`unbiased_tolerances`. While hyperparameters change, each solve only
         reduces its initial residual to 30 %; later steps remove the rest.
     :param loosest: largest relative residual of a solve while they change.

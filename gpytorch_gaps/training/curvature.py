@@ -1,8 +1,7 @@
 """The curvature of the likelihood at the end of a fit, by differences of gradients.
 
-Steps are a tenth of a standard deviation: short enough for a difference to be a derivative, and long enough for
-gradients that are estimated. These have the same probes at all points, and their solves are those of
-``settings.train_tolerance``.
+Steps are a tenth of a standard deviation. They are short enough for a difference to approximate a derivative, and long
+enough for estimated gradients. These have the same probes at all points, and solves to ``settings.train_tolerance``.
 """
 
 import warnings
@@ -17,17 +16,17 @@ from gpytorch_gaps.training.coordinates import Coordinates
 from gpytorch_gaps.training.history import FitError
 from gpytorch_gaps.training.uncertainty import HyperparameterUncertainty
 
-_STEP = 0.1  # of differences, in standard deviations given all other hyperparameters
-_LONGEST_STEP = 0.1  # in logarithms
-_FIRST_STEP, _FIRST_STEP_OF_VALUES = 0.02, 1e-3  # from which steps are found: in logarithms, and relative to a value
+_STEP = 0.1  # step of differences, in standard deviations given all other hyperparameters
+_LONGEST_STEP = 0.1  # longest step of a logarithm
+_FIRST_STEP, _FIRST_STEP_OF_VALUES = 0.02, 1e-3  # steps that determine the others: of a logarithm, relative to a value
 _WIDEST = 2.0  # largest standard deviation of a logarithm, along any direction
-_WIDEST_VALUE = 1e3  # of a value without bounds, in standard deviations given all others
-_FAR = 0.125  # nats to the optimum: half a standard deviation
-_MEAN_TOLERANCE = 1e-4  # of the mode of a LaplaceGP
+_WIDEST_VALUE = 1e3  # the same for a value without bounds, in standard deviations given all others
+_FAR = 0.125  # nats from the optimum: half a standard deviation
+_MEAN_TOLERANCE = 1e-4  # tolerance of the mode of a LaplaceGP
 
 
 def measure(run: Any) -> HyperparameterUncertainty | None:
-    """How well the data determine the hyperparameters; None, with a warning, where there are no derivatives.
+    """The uncertainty of the hyperparameters; None, with a warning, if there are no derivatives.
 
     :param run: the :class:`~gpytorch_gaps.training.run.TrainingRun`, after its last step.
     """
@@ -109,11 +108,11 @@ def _hessian(gradient: Any, at: Tensor, here: Tensor, bounded: Tensor) -> tuple[
 
 
 def _axes(hessian: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
-    """Principal axes of the covariance, one standard deviation long, and flags of what the data do not determine.
+    """Principal axes of the covariance, one standard deviation long, and flags of coordinates that are not determined.
 
-    Negative and small eigenvalues are raised, until the standard deviations are `_WIDEST` units. shape: (P, P), (P,)
+    Negative and small eigenvalues are raised until standard deviations are `_WIDEST` units. shape: (P, P), (P,)
 
-    :param units: in which coordinates are compared. shape: (P,)
+    :param units: units in which coordinates are compared. shape: (P,)
     """
     eigenvalues, vectors = torch.linalg.eigh(units.unsqueeze(-1) * hessian * units)
     least = _WIDEST**-2

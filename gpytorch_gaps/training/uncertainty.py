@@ -1,4 +1,4 @@
-"""How well the data determine hyperparameters, by Laplace's approximation, and what that adds to error bars.
+"""The uncertainty of hyperparameters by Laplace's approximation, and its effect on error bars.
 
 Let u be hyperparameters in :mod:`~gpytorch_gaps.training.coordinates` without bounds, and g(u) the gradient of the
 negative log likelihood in nats. With the Hessian H at the optimum, by central differences of g, the posterior of u is
@@ -9,9 +9,10 @@ has nodes ``u, u +- sqrt(3) c_i`` with weights 2/3, 1/6, 1/6. The law of total v
 
     Var[f] = E_u[v(u)] + Var_u[m(u)],
 
-is applied with the effects of the axes added up in the mean m, and multiplied in the variance v, which keeps both terms
-positive for any number of axes. It takes ``2 P + 1`` predictions for P hyperparameters, and is right to second order,
-as derivatives would be; but nodes at 1.7 standard deviations see how far a length-scale may go, and need no step.
+is applied with effects of the axes that are added in the mean m and multiplied in the variance v, so that both terms
+are positive for any number of axes. It takes ``2 P + 1`` predictions for P hyperparameters, and is correct to second
+order, like derivatives. In contrast to these, it includes the effect of large changes, 1.7 standard deviations, and
+needs no step size.
 """
 
 from dataclasses import dataclass
@@ -28,24 +29,24 @@ from gpytorch_gaps.training.coordinates import Coordinates
 
 @dataclass(frozen=True, eq=False)
 class HyperparameterUncertainty:
-    """How well the data determine the hyperparameters of a model: ``fit(..., uncertainty=True).uncertainty``.
+    """The uncertainty of the hyperparameters of a model: ``fit(..., uncertainty=True).uncertainty``.
 
     Laplace's approximation: the posterior of the hyperparameters is normal around the optimum, in coordinates without
-    bounds, with the inverse Hessian of the negative log likelihood as its covariance. Coordinates of values above a
-    bound, such as length-scales and noise, are the logarithms of their distance from it; of values between two bounds,
-    of their odds. Other values are their own coordinates.
+    bounds. Its covariance is the inverse Hessian of the negative log likelihood. The coordinate of a value above a
+    bound, such as a length-scale or noise, is the logarithm of its distance from the bound. That of a value between two
+    bounds is the logarithm of its odds. Other values are their own coordinates.
 
-    :param names: of the hyperparameters, such as "covar_module.outputscale", or "likelihood.noise[2]" for one of
-        several. P of them.
-    :param values: of the hyperparameters at the optimum, in their own units. shape: (P,)
-    :param standard_errors: of these values. shape: (P,)
-    :param coordinates: at the optimum. shape: (P,)
-    :param covariance: of the coordinates. shape: (P, P)
-    :param axes: its principal axes, each as long as a standard deviation: ``axes @ axes.T`` is the covariance.
+    :param names: names of the P hyperparameters, such as "covar_module.outputscale", or "likelihood.noise[2]" for one
+        of several.
+    :param values: values of the hyperparameters at the optimum. shape: (P,)
+    :param standard_errors: standard errors of these values. shape: (P,)
+    :param coordinates: coordinates at the optimum. shape: (P,)
+    :param covariance: covariance of the coordinates. shape: (P, P)
+    :param axes: its principal axes, each with the length of a standard deviation: ``axes @ axes.T`` is the covariance.
         shape: (P, P)
-    :param unknown: names of hyperparameters about which the data say next to nothing. Their standard deviation is
-        limited to a factor of 7.
-    :param expected_gain: nats that the optimum is expected to be above these values.
+    :param unknown: names of hyperparameters that the data hardly determine. Their standard deviation is limited to a
+        factor of 7.
+    :param expected_gain: expected difference, in nats, of the optimum and these values.
 
     >>> import gpytorch, torch, gpytorch_gaps as gaps
     >>> class Model(gpytorch.models.ExactGP):
@@ -81,9 +82,9 @@ class HyperparameterUncertainty:
         """The latent function at some points, averaged over the posterior of the hyperparameters.
 
         It takes ``2 P + 1`` predictions. ``model.likelihood`` of the result adds the noise at the optimum. The
-        parameters of the model stay as they are.
+        parameters of the model do not change.
 
-        :param model: the model that was trained.
+        :param model: the trained model.
         :param x: points. shape: (n, D)
         :return: the means and the variances, without covariances.
         :raises ValueError: if the model has other hyperparameters.
@@ -116,7 +117,7 @@ class HyperparameterUncertainty:
 
 @torch.no_grad()
 def _moments(model: ExactGP, coordinates: Coordinates, at: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the latent function at x, with these hyperparameters. shape: (n,) each"""
+    """Mean and variance of the latent function at x, for the given hyperparameters. shape: (n,) each"""
     coordinates.set(at)
     model._clear_cache()
     posterior = model(x)

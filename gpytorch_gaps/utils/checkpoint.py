@@ -66,7 +66,7 @@ class CheckpointFile:
 
     def error(self, problem: str) -> ValueError:
         """A ValueError that names the file, its problem and what to do."""
-        advice = f"expected one written by {self._writer} for the same problem; move it away to start afresh"
+        advice = f"expected one written by {self._writer} for the same problem; move it away to start again"
         return ValueError(f"checkpoint: {self.path} {problem}; {advice}")
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of arguments. Each raises a ValueError that says what was passed and what was expected."""
+"""Checks of arguments. Each raises a ValueError with the given value and the expected one."""
 
 import math
 import numbers
@@ -14,7 +14,7 @@ from gpytorch_gaps.utils.tensors import first_equal, first_equal_row
 
 
 def check_integer(name: str, value: Any, at_least: int, hint: str = "") -> int:
-    """An integer of at least `at_least`; `hint` says what else the caller accepts.
+    """An integer of at least `at_least`. `hint` describes other accepted values.
 
     >>> check_integer("steps", -1, at_least=0)
     Traceback (most recent call last):
@@ -83,7 +83,7 @@ def refuse_repeats(name: str, rows: Tensor, keys: Tensor | None = None) -> None:
 
 
 class TensorArgument(NamedTuple):
-    """An argument as a tensor, with the dtype and device that it requires: None where any will do."""
+    """An argument as a tensor, with the required dtype and device; None for any."""
 
     name: str
     tensor: Tensor

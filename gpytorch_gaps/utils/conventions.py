@@ -1,4 +1,4 @@
-"""CF attributes that say which variables hold numbers, and which of these numbers are valid.
+"""CF attributes that determine which variables contain numbers, and which of these numbers are valid.
 
 Variables are xarray DataArrays, or anything with their `dtype`, `dims`, `attrs` and `encoding`.
 """

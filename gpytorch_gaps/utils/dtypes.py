@@ -1,7 +1,7 @@
 """Number types of arrays: where their gaps are, and how filled values are stored among observed ones.
 
 An array keeps its number type. Values that fill gaps are rounded and clipped to what the type holds, and are never
-stored as a number that marks a gap. Observed values stay as they are, bit for bit.
+stored as a number that marks a gap. Observed values do not change, bit for bit.
 """
 
 from collections.abc import Sequence

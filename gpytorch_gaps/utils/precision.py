@@ -106,7 +106,7 @@ def _set_full() -> Callable[[], None] | None:
 
 
 def _backends() -> list[Any]:
-    """Backends with a precision setting of their own (torch 2.9)."""
+    """Backends with a separate precision setting (torch 2.9)."""
     found = [getattr(getattr(torch.backends, name, None), "matmul", None) for name in ("cuda", "mkldnn")]
     return [backend for backend in found if _has_precision(backend)]
 

@@ -1,10 +1,9 @@
 """The speed of this machine for the parts of a solve: matrix products, moving numbers, and calls.
 
-It is measured once per process, in some hundredths of a second, as the best of a few runs.
+It is measured once per process, in a few hundredths of a second, as the best of a few runs.
 
-Plans that depend on a measurement may differ from run to run, and results with them, to the tolerance. Inside
-:func:`nominal_rates` they do not: rates are those of a typical machine, whatever runs on this one, with any number of
-threads.
+If plans depend on a measurement, they may differ from run to run, and results differ within the tolerance. Inside
+:func:`nominal_rates` they do not: rates are then those of a typical machine, for any load and number of threads.
 """
 
 import functools
@@ -22,7 +21,7 @@ from gpytorch_gaps.utils.threads import threads_for
 _SIZE = 640
 _NUMBERS = 2**21
 _REPEATS = 4
-_SHARE = 0.6  # of the rate of a large square matrix product that thin ones reach
+_SHARE = 0.6  # rate of thin matrix products, relative to a large square one
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_processes_share_slices_of_different_noise():
     ("noise", "axis", "message"),
     [
         (np.ones(14), 0, "noise: got 14, expected 20, one for each level of axis 0"),
-        (np.zeros(20), 0, "noise: got variances that are not positive"),
+        (np.zeros(20), 0, "noise: got a variance that is not positive"),
         (np.ones(20), 2, "noise_axis: got 2"),
         (np.ones(20), None, "noise"),
     ],

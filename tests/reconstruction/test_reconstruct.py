@@ -1064,7 +1064,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, damage):
     path = tmp_path / "state.pt"
     small(checkpoint=path)
     DAMAGED[damage](path)
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint: {path}") + ".*move it away to start afresh"):
+    with pytest.raises(ValueError, match=re.escape(f"checkpoint: {path}") + ".*move it away to start again"):
         small(checkpoint=path)
 
 

@@ -49,10 +49,10 @@ class ArrayAdapter(ABC):
 
     array: Any
     axes: list[Axis]
-    limits: tuple[float, float] | None = None  # of valid values; filled ones are clipped to them
-    notes: tuple[str, ...] = ()  # what the report says about the array
+    limits: tuple[float, float] | None = None  # limits of valid values; filled values are clipped to them
+    notes: tuple[str, ...] = ()  # notes on the array for the report
     chunked = False  # whether the array is read chunk by chunk (dask)
-    units_differ = False  # whether each label has units of its own
+    units_differ = False  # whether labels have different units
 
     def __init__(self, given: Any, array: Any, axes: list[Axis]) -> None:
         self.given, self.array, self.axes = given, array, axes
@@ -163,7 +163,7 @@ class TensorAdapter(ArrayAdapter):
 
 
 class DataArrayAdapter(ArrayAdapter):
-    """Values outside of the valid limits of CF attributes are gaps. Flags are refused: they cannot be averaged."""
+    """Values outside the valid limits of CF attributes are gaps. Flags raise an error: they cannot be averaged."""
 
     def __init__(self, given: Any, axes: Axes, dataset: Any = None) -> None:
         flags = [name for name in FLAG_ATTRIBUTES if name in given.attrs]
@@ -172,7 +172,7 @@ class DataArrayAdapter(ArrayAdapter):
                 f"values: {given.name} has {flags[0]}, so it holds flags; expected numbers. If it does hold numbers, "
                 "drop the attribute"
             )
-        self._chunks: Any = None  # of results, once the array is loaded
+        self._chunks: Any = None  # chunks of results, once the array is loaded
         self.chunked, self.limits = given.chunks is not None, valid_limits(given)
         valid = where_valid(given)
         self.notes = () if self.chunked or valid is given else _about_invalid(given, valid)
@@ -203,7 +203,7 @@ class DataArrayAdapter(ArrayAdapter):
 
 
 def _about_invalid(given: Any, valid: Any) -> tuple[str, ...]:
-    """A note on the values outside of the valid limits, if there are any."""
+    """A note on the values outside the valid limits, if there are any."""
     count = int(given.count()) - int(valid.count())
     names = ", ".join(name for name in LIMIT_ATTRIBUTES if name in given.attrs)
     return (f"{count:,} values outside of {names} are gaps",) if count else ()

@@ -2,11 +2,11 @@
 
 | kind | what it is | coordinates (p: the period) |
 |---|---|---|
-| number | numbers | as they are |
+| number | numbers | unchanged |
 | time | dates of any calendar, durations, numbers in CF units such as "hours since 2000-01-01" | days since the first |
 | latitude, longitude | by standard name, unit or name | degrees |
 | circle | longitudes of a whole circle, months, days of the year, hours | ``p / 2 pi (cos, sin)(2 pi x / p)`` |
-| group | several columns, such as a station's position | as they are |
+| group | several columns, such as a station's position | unchanged |
 | label | strings, numbers that identify something, bands, or a few levels without coordinates | 0, 1, .., m - 1 |
 | position | anything else without coordinates | 0, 1, .., m - 1 |
 """
@@ -40,9 +40,9 @@ class Axis:
     encoding: Callable[[str, np.ndarray], np.ndarray] = Numbers()  # noqa: RUF009  a frozen dataclass itself
     """The function from the user's coordinates to points."""
     coordinates: np.ndarray | None = None
-    """The coordinates that the user gave, None where there are none."""
+    """The coordinates that the user gave; None if there are none."""
     note: str = ""
-    """What was assumed about the axis, where it could be otherwise."""
+    """The assumption about the axis, if it is uncertain."""
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class Axis:
         return replace(self, points=self.points[positions], coordinates=known)
 
     def encode(self, coordinates: Any) -> np.ndarray:
-        """Points of further coordinates, which are given as those of the axis were. shape: (m, d)
+        """Points of further coordinates, in the form of those of the axis. shape: (m, d)
 
         :raises ValueError: if coordinates are of another kind, or labels that the axis does not have.
         """

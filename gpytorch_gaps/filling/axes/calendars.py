@@ -104,7 +104,7 @@ def _is_of_objects(array: np.ndarray) -> bool:
 
 
 def _as_durations(array: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Objects that are dates as durations since `first`; other arrays are returned as they are."""
+    """Converts objects that are dates to durations since `first`. Other arrays are returned unchanged."""
     if not _is_of_objects(array):
         return array
     if all(isinstance(entry, date) for entry in array):

@@ -255,7 +255,7 @@ class InMemoryFilling(Filling):
         return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
 
     def calibration(self, check: Check) -> Any:
-        """The factor by which standard deviations are multiplied, or an array of those of several variables."""
+        """The factor on standard deviations, or an array with the factors of several variables."""
         return check.calibration
 
     def _noise(self, chosen: ChosenModel, cells: np.ndarray) -> np.ndarray:

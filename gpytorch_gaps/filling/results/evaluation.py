@@ -83,7 +83,7 @@ class Evaluation:
         return tuple(found)
 
     def coverage(self, levels: Sequence[float]) -> list[float]:
-        """Shares of the withheld observations inside of central intervals.
+        """Fractions of the withheld observations inside central intervals.
 
         :param levels: probabilities of the intervals, between 0 and 1.
         :return: the share for each; of calibrated error bars it is about the level.

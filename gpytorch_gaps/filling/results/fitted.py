@@ -85,7 +85,7 @@ class Fitted:
 
 
 def _at_labels(factors: np.ndarray | float | None, positions: np.ndarray) -> np.ndarray | float:
-    """Factors at some positions, from an array of size one along all axes but those of labels; 1 for None.
+    """Factors at some positions, from an array of size one along all axes except those of labels; 1 for None.
 
     Positions along other axes are not used.
     """

@@ -34,7 +34,7 @@ class FittedTransform(NamedTuple):
 
 
 UNTRANSFORMED = FittedTransform(None)
-"""The data as they are."""
+"""No transform."""
 
 
 def check_transform(transform: Any, bounds: Any) -> None:

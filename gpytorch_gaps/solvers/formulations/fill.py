@@ -21,7 +21,7 @@ class FillGaps(Formulation):
 
     Implements Evans & Nair (2018), Proposition 3.3 (fill-gaps), also without noise; with `rank` > 0 its shifted
     preconditioner; with `direct` a Cholesky decomposition of the L x L matrix. Cost of an iteration: two Kronecker
-    products, whatever N and L.
+    products, for any N and L.
     """
 
     system: GapSystem

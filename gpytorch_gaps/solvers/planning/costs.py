@@ -36,7 +36,7 @@ _NUMBERS_MOVED_PER_GRAM_ENTRY = 40.0  # whose look-up is random
 _EIGH_FLOPS_PER_CUBE = 9.0  # times m^3, about; smooth kernels, by a thin SVD, take fewer
 _CHOLESKY_SLOWDOWN = 2.0  # over a matrix product of as many FLOPs
 _DENSE_BYTES_PER_ENTRY = 200.0  # moved for every entry of a matrix that is gathered and factorised
-CALLS_PER_ITERATION = 40.0  # of torch
+CALLS_PER_ITERATION = 40.0  # number of torch calls
 _FLOAT32_ITERATIONS = 2.5  # times as many as in float64: refinement restarts conjugate gradients
 
 
@@ -180,7 +180,7 @@ class RankChoice:
     width: int
     left_over: float  # largest eigenvalues left out, over the noise
     setup_flops: float
-    flops: float  # of applying it to one column
+    flops: float  # FLOPs of applying it to one column
 
 
 def rank_choices(system: NoisySystem, rank: int | None = None) -> list[RankChoice]:

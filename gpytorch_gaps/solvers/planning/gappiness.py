@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_NEIGHBOURS = 25  # of a gap, by which it tells whether it is alone
+_NEIGHBOURS = 25  # number of neighbouring cells that determine whether a gap is isolated
 
 
 def local_gappiness(gaps: Tensor, shape: Sequence[int]) -> float:

@@ -33,7 +33,7 @@ _SMALL_CHOLESKY_SLOWDOWN = 36.0  # over a matrix product of as many FLOPs
 _BYTES_PER_ENTRY = 300.0  # moved to look up one entry of one factor
 _BYTES_PER_NEIGHBOUR = 20000.0  # moved to find one
 _GRADIENT_WORK = 8.0  # times that of looking up all entries
-_SETUP_CALLS = 4000.0  # of torch
+_SETUP_CALLS = 4000.0  # number of torch calls
 
 
 def neighbour_plan(

@@ -38,10 +38,10 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `dense_size` rows
 _NEGLIGIBLE_FLOPS = 1e8  # that take no longer than what an iteration takes besides
-MANY_ITERATIONS = 60  # beyond which a report says why they are planned
+MANY_ITERATIONS = 60  # if more are planned, a report gives the reason
 _SETUP_ADVANTAGE = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
 _SKIP_PLANNING_BELOW_SECONDS = 0.03
-_WORTH_A_TRIAL = 0.5  # of the seconds of another plan: what a trial may take
+_WORTH_A_TRIAL = 0.5  # largest duration of a trial, relative to that of another plan
 _PATIENCE_ITERATIONS = 1000  # without a halved residual, after which the next plan is tried
 
 
@@ -159,7 +159,7 @@ def _plans_from_guess(system: NoisySystem, task: Task, config: SolveConfig) -> I
     if cold.direct or cold.num_neighbours or "eigen" not in config.preconditioners or not has_low_rank(system):
         yield from plans
         return
-    if cold.method == "spectral":  # whose iterations cost next to nothing
+    if cold.method == "spectral":  # its iterations are very cheap
         cold = replace(cold, flops=max(cold.flops, best_rank(system, task.num_rhs, task.reduction).flops))
     quick = _quicker(system, task, config.rank, cold)
     yield from plans if quick is None else [quick, *plans]

@@ -18,7 +18,7 @@ from gpytorch_gaps.solvers.logdet.stochastic import log_residuals
 from gpytorch_gaps.solvers.warm_start import random_signs
 
 TRIAL_STEPS = 10
-_SETTLED_GROWTH = 1.4  # of the condition number in the second half of the steps: it will not grow much further
+_SETTLED_GROWTH = 1.4  # if the condition number grows less in the second half of the steps, it is nearly final
 
 
 def lanczos_trial(

@@ -8,7 +8,7 @@ from gpytorch_gaps.solvers.planning.plans import DENSE_REACH, solve_flops
 from gpytorch_gaps.solvers.preconditioning import has_low_rank, low_rank_approximation
 from gpytorch_gaps.solvers.system import NoisySystem
 
-_AFFORDABLE_FLOPS = 1e13  # of exact variances: some minutes on two cores
+_AFFORDABLE_FLOPS = 1e13  # limit for exact variances: a few minutes on two cores
 _ALWAYS_EXACT_POINTS_PER_DRAW = 4  # this many times as many points as there would be draws are solved for exactly
 _LOW_RANK_LIMIT = 4096  # an approximation of higher rank is left to solves
 
