@@ -17,6 +17,7 @@ import torch
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     BetaLikelihood,
+    LaplaceLikelihood,
     Likelihood,
     MultitaskGaussianLikelihood,
     NegativeBinomialLikelihood,
@@ -135,6 +136,13 @@ def check_likelihood(likelihood: Any) -> None:
         raise ValueError(f"likelihood: got {name}, expected a gpytorch likelihood")
     if isinstance(likelihood, SoftmaxLikelihood | MultitaskGaussianLikelihood):
         raise ValueError(f"likelihood: got {name} with several latent functions, expected a likelihood with one")
+    if isinstance(likelihood, LaplaceLikelihood):
+        raise ValueError(
+            f"likelihood: got {name}, whose log-density has a kink and no curvature beside it; expected a smooth one, "
+            "such as StudentTLikelihood"
+        )
+    if getattr(likelihood, "gross_errors", None) is not None:
+        raise ValueError(f"likelihood: got a robust {name}, which only an ExactGP can have; try StudentTLikelihood")
 
 
 def check_observations(likelihood: Likelihood, y: Any, rows: int, name: str) -> None:

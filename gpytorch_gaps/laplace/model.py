@@ -32,7 +32,7 @@ class LaplaceGP(ExactGP):
     :param train_inputs: cells of the observations. shape (N, D)
     :param train_targets: observations, such as counts, classes 0 and 1, or shares. shape (N,)
     :param likelihood: a GPyTorch likelihood whose ``likelihood(f)`` is a distribution with a ``log_prob`` per value:
-        Bernoulli, Poisson, negative binomial, Student's t, Beta, Laplace, or your own.
+        Bernoulli, Poisson, negative binomial, Student's t, Beta, or your own, with a smooth log-density.
     :raises ValueError: if an observation is impossible under the likelihood.
 
     >>> import gpytorch, torch, gpytorch_gaps as gaps

@@ -17,6 +17,7 @@ from numbers import Real
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -168,6 +169,11 @@ def leave_out(model: ExactGP, groups: Tensor | None = None, *, progress: bool = 
     """
     if not isinstance(model, ExactGP) or model.train_inputs is None:
         raise ValueError("leave_out: model: expected a gpytorch.models.ExactGP with training data")
+    if not isinstance(model.likelihood, _GaussianLikelihoodBase):
+        came = type(model.likelihood).__name__
+        raise ValueError(
+            f"leave_out: model: got one with a {came}, expected Gaussian noise; withhold observations instead"
+        )
     with predicting(model, progress), torch.no_grad():
         with gpytorch.settings.debug(False), gpytorch.settings.skip_posterior_variances(False):
             # GPyTorch warns of predictions at the training data, but these are intended

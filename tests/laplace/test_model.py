@@ -285,6 +285,25 @@ def test_likelihoods_of_several_latent_functions_are_refused():
         log_marginal(model)
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "words"),
+    [
+        (gpytorch.likelihoods.LaplaceLikelihood(), "got LaplaceLikelihood, whose log-density has a kink"),
+        (gaps.GappyGridLikelihood(robust=True), "got a robust GappyGridLikelihood, which only an ExactGP can have"),
+    ],
+)
+def test_likelihoods_without_a_laplace_approximation_are_refused(likelihood, words):
+    grid, x, y = gaps.from_array(torch.ones(3, 3))
+    with pytest.raises(ValueError, match=words):
+        Model(x, y, likelihood, grid)
+
+
+def test_observations_are_not_left_out_of_a_mode():
+    model, _ = model_of()
+    with pytest.raises(ValueError, match="got one with a PoissonLikelihood, expected Gaussian noise"):
+        gaps.leave_out(model)
+
+
 def test_flags_and_integers_are_observations():
     grid, x, y = gaps.from_array(torch.tensor([[1.0, 0.0, 1.0, 1.0]]))
     for likelihood in (BernoulliLikelihood(), PoissonLikelihood()):
