@@ -20,7 +20,7 @@ class Functions(Transform):
     :param inverse: its inverse.
     :param values: (N,), the observations, on which both are checked.
     :raises ValueError: if g is not finite or not monotone on them, if `inverse` is not its inverse, or if it decreases
-        near the data.
+        or is undefined near the data.
     """
 
     name = "your functions"
@@ -55,10 +55,16 @@ class Functions(Transform):
         self._check_beyond(latent)
 
     def _check_beyond(self, latent: np.ndarray) -> None:
-        """Raises if the inverse decreases near the data, where predictions may be."""
+        """Raises if the inverse decreases or is undefined near the data, where predictions may be."""
         reach = _BEYOND * float(np.std(latent))
         places = np.linspace(latent[0] - reach, latent[-1] + reach, _NUM_CHECKED)
         back = self._inverse(places)
+        if np.isnan(back).any():
+            at = self._side * places[np.isnan(back)][0]
+            raise ValueError(
+                f"transform: inverse({at:.6g}) is nan, expected a number, also outside the data: predictions may be "
+                "there. For the root of a square, use lambda z: np.sqrt(np.maximum(z, 0))"
+            )
         falls = np.flatnonzero(np.diff(back) < 0)
         if len(falls):
             a, b = self._side * places[falls[0] : falls[0] + 2]

@@ -168,6 +168,7 @@ REFUSALS = {
     "forward\\(-1\\) is not finite": ((np.log, np.exp), None, np.array([-1.0, 2.0])),
     "inverse\\(forward\\(": ((np.log, np.log), None, np.exp(NORMAL)),
     "inverse decreases between": ((np.sqrt, np.square), None, np.array([0.5, 1.0, 4.0])),
+    "inverse\\(-.*\\) is nan": ((np.square, np.sqrt), None, np.exp(NORMAL)),
     "forward returned .* expected real numbers of the same shape": ((np.sum, np.exp), None, NORMAL),
 }
 
