@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpytorch_gaps.linalg.sparse_rows import compressed_rows, transposed_rows
+from gpytorch_gaps.linalg.sparse_rows import compressed_rows, transposed_rows, with_dtype
 
 _SWEEPS_BETWEEN_READS = 20  # of a triangular solve on a device
 
@@ -38,8 +38,19 @@ class SparseColumns:
         self._has_solves = self._is_sparse and torch.backends.mkl.is_available()
 
     def to(self, dtype: torch.dtype) -> "SparseColumns":
-        """The same entries in another precision."""
-        return self if dtype == self.values.dtype else SparseColumns(self.rows, self.values.to(dtype), self.rank)
+        """The same entries in another precision. Compressed rows that are known share their places."""
+        if dtype == self.values.dtype:
+            return self
+        other = SparseColumns(self.rows, self.values.to(dtype), self.rank)
+        for name in ("_by_column", "_by_row"):
+            if name in self.__dict__:
+                other.__dict__[name] = with_dtype(self.__dict__[name], dtype)
+        return other
+
+    def forget(self) -> None:
+        """Frees the compressed rows, which are made again when they are needed."""
+        for name in ("_by_column", "_by_row", "_in_order", "_upper_in_order"):
+            self.__dict__.pop(name, None)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -85,7 +96,7 @@ class SparseColumns:
         """The rows in order, and ``U'`` in that order, lower triangular."""
         order = self.rank.argsort()
         own = self.rows[order]
-        return order, _compressed(torch.where(own >= 0, self.rank[own], -1), self.values[order])
+        return order, _compressed(torch.where(own >= 0, self.rank[own.long()], -1), self.values[order])
 
     @cached_property
     def _upper_in_order(self) -> Tensor:
@@ -112,7 +123,7 @@ class SparseColumns:
 
         Sweeps may overflow before they settle. Zero times infinity is not a number, and would stay one.
         """
-        return torch.where(self.rows >= 0, self.rows, len(self)).mT.contiguous()
+        return torch.where(self.rows >= 0, self.rows, len(self)).long().mT.contiguous()
 
     def _by_sweeps(self, product: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
         diagonal, others = self.values[:, -1:], self.rows.size(-1) - 1

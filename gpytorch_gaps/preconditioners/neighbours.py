@@ -29,6 +29,7 @@ from gpytorch_gaps.linalg.sparse_columns import SparseColumns
 Entries = Callable[[Tensor, Tensor], Tensor]
 _CHUNK_NUMBERS = 2**20  # entries of A in memory at a time: 8 MiB of float64
 _MOVED = 0.5  # relative change of the correlations along an axis, beyond which new neighbours are found
+_LARGE_ENTRIES = 2**24  # numbers in a factor, beyond which it is compressed in one precision at a time
 _LIFTS = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6)  # fractions of the largest variance, added to an indefinite block
 
 
@@ -36,7 +37,7 @@ _LIFTS = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6)  # fractions of the largest variance,
 class NeighbourLists:
     """Which earlier observations each observation is conditioned on.
 
-    :param rows: positions of the neighbours, -1 for none, shape (N, k).
+    :param rows: positions of the neighbours, -1 for none, integers of 32 bits if these are enough, shape (N, k).
     :param rank: place of each observation in the ordering, shape (N,).
     :param corr: ``|corr_i|`` of every axis when they were found, in the form of :func:`neighbour_lists`.
     """
@@ -78,7 +79,8 @@ def neighbour_lists(factors: Sequence[Tensor], index: Tensor, count: int) -> Nei
     corr = correlations(factors)
     generation = generations(corr)
     rank = coarse_to_fine(generation, index)
-    return NeighbourLists(earlier_rows(corr, index, generation, rank, min(count, len(index) - 1)), rank, corr)
+    rows = earlier_rows(corr, index, generation, rank, min(count, len(index) - 1))
+    return NeighbourLists(rows.int() if len(index) <= torch.iinfo(torch.int32).max else rows, rank, corr)
 
 
 class NeighbourPreconditioner:
@@ -105,11 +107,11 @@ class NeighbourPreconditioner:
     def __init__(self, entries: Entries, noise: Tensor, lists: NeighbourLists) -> None:
         self.lists = lists
         own = torch.arange(len(lists.rank), device=lists.rank.device).unsqueeze(-1)
-        self._rows = torch.cat([lists.rows, own], -1)
+        self._rows = torch.cat([lists.rows, own.to(lists.rows.dtype)], -1)
         size, width = self._rows.shape
         members = torch.broadcast_shapes(entries(own[:1], own[:1]).shape[:-2], noise.shape[:-1]).numel()
         parts = self._rows.split(max(1, _CHUNK_NUMBERS // (members * width**2)))
-        found = [_conditional(entries, noise, rows) for rows in parts]
+        found = [_conditional(entries, noise, rows.long()) for rows in parts]
         self._values = torch.cat([column for column, _ in found], -2)  # shape: (*batch, N, k + 1)
         self._logdet = torch.cat([log for _, log in found], -1).sum(-1)
         self.batch = self._values.shape[:-2]
@@ -128,7 +130,11 @@ class NeighbourPreconditioner:
 
     @cached_property
     def _narrow_columns(self) -> list[SparseColumns]:
-        return [own.to(torch.float32) for own in self._columns]
+        narrow = [own.to(torch.float32) for own in self._columns]
+        if self._values.numel() > _LARGE_ENTRIES:
+            for own in self._columns:
+                own.forget()
+        return narrow
 
     def solve(self, x: Tensor) -> Tensor:
         """``P^-1 x``, in the precision of x. shape: (*batch, N, C)"""
@@ -163,7 +169,7 @@ class NeighbourPreconditioner:
         size = max(1, _CHUNK_NUMBERS // (self.batch.numel() * len(lower)))
         for rows, values in zip(self._rows.split(size), self._values.split(size, -2), strict=True):
             weights = values[..., lower] * values[..., upper] * twice  # zero where a neighbour is missing
-            safe = rows.clamp_min(0)
+            safe = rows.long().clamp_min(0)
             yield safe[:, lower].flatten(), safe[:, upper].flatten(), weights.flatten(-2)
 
     def _of_each(

@@ -304,3 +304,20 @@ def test_lists_do_not_serve_another_kind_of_axis():
     lags = by_lag(10, 3.0)
     assert not neighbour_lists([lags], torch.arange(10), 3).still_serve([dense.toeplitz(lags)])
     assert not neighbour_lists([dense.toeplitz(lags)], torch.arange(10), 3).still_serve([lags])
+
+
+@pytest.mark.parametrize("largest", [0, 10**9])
+def test_solves_in_both_precisions_in_any_order(largest, monkeypatch):
+    """Compressed rows of one precision serve the other, and are made again if they were freed."""
+    monkeypatch.setattr(neighbours, "_LARGE_ENTRIES", largest)
+    index = INDICES["scattered"]
+    found, matrix = made(kernels(), index, variances("constant", 0.1, index), len(index) - 1)
+    x = dense.randn(len(index), 2)
+    exact = torch.linalg.solve(matrix, x)
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-3), (torch.float64, 1e-9)):
+        own = found.solve(x.to(dtype))
+        assert own.dtype == dtype
+        torch.testing.assert_close(own.double(), exact, rtol=tolerance, atol=tolerance)
+    wide, narrow = found._columns[0], found._narrow_columns[0]
+    if largest:
+        assert narrow._by_column.col_indices().data_ptr() == wide._by_column.col_indices().data_ptr()
