@@ -1,7 +1,7 @@
 """One Kronecker product observed at some cells, ``(W K W' + D) a = y``: the system in which gaps can be filled.
 
-Noise that is a product over axes whitens into the factors: ``K_i -> D_i^(-1/2) K_i D_i^(-1/2)`` leaves unit noise, so
-that fill-gaps applies; residuals are still judged, and reported, in the original units.
+If the noise is a product over axes, the factors are divided by it: ``K_i -> D_i^(-1/2) K_i D_i^(-1/2)``. The noise is
+then one, so that fill-gaps applies. Residuals are still compared and reported in the original units.
 """
 
 import copy
@@ -129,7 +129,7 @@ class GapSystem(NoisySystem):
         if negative > max(self.least_noise, 0.0) > 0:
             warnings.warn(
                 f"the kernel's factors are indefinite: eigenvalues reach {-negative:.1e}, beyond the noise of "
-                f"{self.least_noise:.1e}. Results depend on how rounding is undone. Try: float64 factors, or more "
+                f"{self.least_noise:.1e}. Results depend on the correction of rounding. Try: float64 factors, or more "
                 "noise.",
                 NumericalWarning,
                 stacklevel=2,
@@ -142,14 +142,14 @@ class GapSystem(NoisySystem):
         return self.eigen().negative <= ROUNDING * largest
 
     def truncated(self, tolerance: float) -> tuple[tuple[Basis, ...], tuple[Tensor, ...]]:
-        """Eigenvectors and eigenvalues of each axis, without those that no product brings above :meth:`level`.
+        """Eigenvectors and eigenvalues of each axis, without those for which no product exceeds :meth:`level`.
 
         shape: (*batch, m_i, r_i) and (*batch, r_i)
         """
         return self.cached(("truncated", tolerance), lambda: self.eigen().truncated(self.level(tolerance)))
 
     def level(self, tolerance: float) -> float:
-        """An eigenvalue of K that may be dropped: all of them cost a tenth of the tolerance in the residual."""
+        """The level below which eigenvalues of K are dropped. They add a tenth of the tolerance to residuals."""
         return 0.1 * tolerance * self.least_noise
 
     # -- products ----------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class GapSystem(NoisySystem):
 
     @property
     def columns_at_once(self) -> int:
-        """How many columns over the whole grid are held at a time where many are visited."""
+        """How many columns over the whole grid are in memory at once, if there are many."""
         return max(1, _CHUNK_NUMBERS // self.num_cells)
 
     def gap_matrix(self) -> Tensor:
@@ -196,7 +196,7 @@ class GapSystem(NoisySystem):
         return self.cached("gap cholesky", make)
 
     def shifted_preconditioner(self, rank: int) -> ShiftedEigenPreconditioner:
-        """The preconditioner of fill-gaps, set up once a rank."""
+        """The preconditioner of fill-gaps, set up once per rank."""
         return self.cached(
             ("shifted", rank), lambda: ShiftedEigenPreconditioner(self.eigen(), self.gap_index, self.noise, rank)
         )

@@ -4,14 +4,14 @@
 
     ``|mean error at x| <= sd(x) ||D^(-1/2) r||``,
 
-sd the posterior standard deviation of the latent function. (The error of the mean is that of the weights w in
+with sd the posterior standard deviation of the latent function. (The error of the mean is that of the weights w in
 ``f = Phi w``. With the posterior precision ``H = T^-1 + Phi_X' D^-1 Phi_X`` it is at most ``sd(x) ||e||_H``, and
-``||e||_H^2 = r' (D^-1 - A^-1) r``.) So a residual in units of the noise bounds every prediction in units of its own
-error bar. A relative residual bounds none of them where the noise is small.
+``||e||_H^2 = r' (D^-1 - A^-1) r``.) So a residual in units of the noise bounds the error of every prediction in units
+of its own error bar. If the noise is small, a relative residual gives no useful bound.
 
 **Variances.** With weights a close to ``A^-1 g``, g the covariances of a point with the data, the variance
-``k - 2 a'g + a'Aa`` is off by ``r' A^-1 r <= ||D^(-1/2) r||^2``. How large that may be follows from the variance
-itself, which is known after a first solve to a relative residual: the goal is assessed again then.
+``k - 2 a'g + a'Aa`` has the error ``r' A^-1 r <= ||D^(-1/2) r||^2``. The allowed error depends on the variance itself,
+which is known after a first solve to a relative residual. The goal is then computed again.
 """
 
 import math
@@ -39,10 +39,9 @@ class Goal:
     unit: Tensor
     noise_unit: Tensor | None = None
     reduction: float = 1.0
-    """Factor by which the worst column must fall from the right-hand side on: what plans are made for."""
+    """Required reduction of the worst column, relative to the right-hand side. Plans depend on it."""
     prior: Tensor | None = None
-    """Prior variances, where the right-hand sides are covariances whose posterior variances are wanted.
-    shape: (*batch, C)"""
+    """Prior variances, if the right-hand sides are covariances for posterior variances. shape: (*batch, C)"""
 
     @classmethod
     def of(
@@ -55,15 +54,15 @@ class Goal:
     ) -> "Goal":
         """The goal for one set of right-hand sides.
 
-        :param mean_tolerance: the certified error allowed, in the units of rhs; None for any. shape (*batch, 1, C)
-        :param prior: prior variances, in the units of rhs squared, where the goal is a variance. shape (*batch, C)
+        :param mean_tolerance: the largest certified error, in the units of rhs; None for any. shape (*batch, 1, C)
+        :param prior: prior variances, in the units of rhs squared, if the goal is a variance. shape (*batch, C)
         """
         noise_unit = None if mean_tolerance is None else mean_tolerance.squeeze(-2) / tolerance
         goal = cls(system, tolerance, system.residual_unit(rhs), noise_unit, prior=prior)
         if noise_unit is None or not rhs.numel():
             return replace(goal, reduction=tolerance)
         needed = tolerance / max(1.0, float(goal.measure(rhs).max()))
-        # rounded to a power of ten, by which truncated bases and plans are kept for other right-hand sides
+        # rounded to a power of ten, so that truncated bases and plans can be used for other right-hand sides
         return replace(goal, reduction=needed if needed == tolerance else 10.0 ** math.floor(math.log10(needed)))
 
     def measure(self, residual: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class InterpolatedSystem(NoisySystem):
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.rows = rows
-        # where W selects, cells tell observations apart; here, the places and weights do
+        # for selected cells, the cells identify observations; here, places and weights do
         places = torch.cat([rows.first.double(), rows.weights.flatten(1)], -1)
         super().__init__(terms, places, noise, len(rows), other, dtype=dtype)
         self.gain = float(rows.norm_bound())
@@ -64,7 +64,7 @@ class InterpolatedSystem(NoisySystem):
 
     @cached_property
     def least_eigenvalue(self) -> float:
-        """Zero: points may lie as close together as they like."""
+        """Zero: points may be arbitrarily close together."""
         return 0.0
 
     @cached_property

@@ -45,13 +45,13 @@ class KroneckerTerm:
         self._eigen: dict[torch.dtype, KroneckerEigen] = {}
 
     def asymmetry(self) -> Tensor:
-        """How far every factor is from its transpose, then how large it is; not read by the host. shape: (2 d,)"""
+        """Differences of the factors and their transposes, then sizes. They stay on the device. shape: (2 d,)"""
         return torch.stack([asymmetry(factor) for factor in self.factors()]).mT.flatten()
 
     def symmetrize(self, asymmetry: Sequence[float]) -> None:
-        """Takes the symmetric parts: float32 kernels are symmetric to rounding only, which would bound the residual.
+        """Takes the symmetric parts. float32 kernels are only symmetric up to rounding, which would limit the residual.
 
-        :param asymmetry: as :meth:`asymmetry` measures it.
+        :param asymmetry: the result of :meth:`asymmetry`.
         :raises ValueError: if a factor is not symmetric.
         """
         differences, sizes = asymmetry[: len(self.shape)], asymmetry[len(self.shape) :]
@@ -85,17 +85,17 @@ class KroneckerTerm:
         return axis_covariances(self.factors())
 
     def joint_covariances(self) -> list[Tensor]:
-        """Likewise, with one matrix by lag (a, a, q) for a block of a dense and a regular axis."""
+        """The same, with one matrix by lag (a, a, q) for a block of a dense and a regular axis."""
         return joint_covariances(self.factors())
 
     @property
     def has_eigenbasis(self) -> bool:
-        """Whether products with all eigenvectors can be had, as fill-gaps takes them."""
+        """Whether products with all eigenvectors are possible, for fill-gaps."""
         return have_eigenbases(self.factors())
 
     @property
     def has_eigenvectors(self) -> bool:
-        """Whether single eigenvectors can be had, as a low rank needs them: all factors are matrices."""
+        """Whether single eigenvectors are available, for low ranks: all factors are matrices."""
         return all_dense(self.factors())
 
     @property
@@ -126,11 +126,11 @@ class KroneckerTerm:
         return kron_block(self.factors(), index, index)
 
     def places(self, index: Tensor) -> list[list[Tensor]]:
-        """Where cells lie on the axes that every factor spans. shape: (N,) each"""
+        """Places of cells on the axes of every factor. shape: (N,) each"""
         return [row_places(*own) for own in zip(self.factors(), unravel(index, self.shape), strict=True)]
 
     def leading(self, count: int) -> tuple[Tensor, Tensor]:
-        """The largest eigenvalues of K, the worst of a batch, and where they are. shape: (p,) and (d, p)"""
+        """The largest eigenvalues of K, the worst of a batch, and their positions. shape: (p,) and (d, p)"""
         values, positions = leading_products_stable(self.eigen().values, count)
         return values.reshape(-1, values.size(-1)).amax(0), positions
 
@@ -157,12 +157,12 @@ class KroneckerTerm:
 
     @property
     def row_norm(self) -> Tensor:
-        """The largest norm of a row of K, over a batch; not read by the host."""
+        """The largest norm of a row of K, over a batch. It stays on the device."""
         return torch.stack(list(map(row_norm_squared, self.factors()))).prod().sqrt()
 
     @property
     def least_eigenvalue(self) -> Tensor:
-        """The smallest eigenvalue of K, over a batch; zero where it is not known."""
+        """The smallest eigenvalue of K, over a batch; zero if it is not known."""
         if not self.has_eigenvectors:
             return self.leaves[0].new_zeros(())
         return torch.stack([values.amin() for values in self.eigen().values]).prod()

@@ -1,10 +1,10 @@
 """The preconditioners of a system, each set up once.
 
-**Eigen**: the leading eigenvectors of every Kronecker term, those of all terms above one threshold, and low-rank terms
-whole. What is left out has a norm of at most the sum of the largest eigenvalues left out, so that the best rank is
-known before anything is solved.
+**Eigen**: the leading eigenvectors of every Kronecker term, with the same threshold for all terms, and all of the
+low-rank terms. The norm of the rest is at most the sum of the largest eigenvalues of each term that are left out, so
+that the best rank is known before anything is solved.
 
-**Neighbours**: a sparse inverse Cholesky factor. A few iterations show how good it is.
+**Neighbours**: a sparse inverse Cholesky factor. Its quality is estimated by a few iterations.
 
 **Own**: the object that a user's function returns for the system. It has up to three methods:
 
@@ -36,14 +36,14 @@ from gpytorch_gaps.utils.threads import threads_for
 
 @dataclass(frozen=True)
 class Eigen:
-    """Leading eigenvectors: a number for each Kronecker term."""
+    """Leading eigenvectors: their number for each Kronecker term."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A sparse inverse Cholesky factor by a number of nearest neighbours."""
+    """A sparse inverse Cholesky factor with a given number of nearest neighbours."""
 
     count: int
 
@@ -58,8 +58,8 @@ class Own:
 class OwnPreconditioner:
     """An object that a user's function returned, with further attributes that solvers need.
 
-    :param given: has ``solve``; for log-determinants also ``draw`` and ``logdet``. It may have ``flops``, those of
-        applying it to one column, and ``setup_flops``, for reports.
+    :param given: the object. It has ``solve``, and for log-determinants also ``draw`` and ``logdet``. For reports, it
+        may have ``flops``, those of applying it to one column, and ``setup_flops``.
     :param num_rows: N.
     :raises ValueError: if it has no ``solve``, or lacks a method that a log-determinant needs.
 
@@ -118,7 +118,7 @@ Choice = Eigen | Neighbours | Own
 
 
 def preconditioner(system: NoisySystem, choice: Choice) -> Any:
-    """P, set up once a system."""
+    """P, set up once per system."""
     if isinstance(choice, Eigen):
         return eigen_preconditioner(system, choice.ranks)
     own, count = (choice.make, 0) if isinstance(choice, Own) else (None, choice.count)
@@ -131,7 +131,7 @@ def preconditioner(system: NoisySystem, choice: Choice) -> Any:
 
 
 def preconditioner_of_solves(system: NoisySystem, choice: Choice) -> Any:
-    """The preconditioner that is reused, if there is one; else the one that is chosen."""
+    """The reused preconditioner, if there is one; otherwise the chosen one."""
     if system.reused_preconditioner is not None:
         return system.reused_preconditioner
     system.last_preconditioner = preconditioner(system, choice)
@@ -155,12 +155,12 @@ def eigen_preconditioner(system: NoisySystem, ranks: tuple[int, ...]) -> LowRank
 
 
 def has_low_rank(system: NoisySystem) -> bool:
-    """Whether there can be a preconditioner by eigenvectors, which divides by the noise."""
+    """Whether a preconditioner by eigenvectors is possible. It divides by the noise."""
     return system.has_eigenvectors and system.least_noise > 0
 
 
 def low_rank_approximation(system: NoisySystem, ranks: tuple[int, ...]) -> LowRankPreconditioner:
-    """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D`` with nothing added, from which variances are computed."""
+    """``Σ_t W Q_t T_t,p Q_t' W' + R R' + D``, without the dropped part of the diagonal, for variances."""
     return system.cached(("low rank", ranks), lambda: _low_rank(system, ranks, None))
 
 
@@ -176,7 +176,7 @@ def eigenvalues_kept(system: NoisySystem, ranks: Sequence[int], factors: Sequenc
 
 
 def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None) -> LowRankPreconditioner:
-    """Eigenvectors of all terms, axis by axis, side by side."""
+    """Eigenvectors of all terms, concatenated for each axis."""
     root = None if system.other is None else system.other.root
     if not sum(ranks):
         alone = system.noise.new_ones(system.num_train, 1)
@@ -205,11 +205,11 @@ def _low_rank(system: NoisySystem, ranks: tuple[int, ...], trace: Tensor | None)
 
 @dataclass
 class _Kept:
-    """What one training step keeps for the next, for one set of observed cells."""
+    """Results that one training step keeps for the next, for one set of observed cells."""
 
     lists: dict[tuple[int, tuple[int, ...], int | None], NeighbourLists] = field(default_factory=dict)
     count: int | None = None
-    """The number of neighbours that was found to be best; 0 where they were found not to pay."""
+    """The best number of neighbours; 0 if neighbours were slower than the alternative."""
 
 
 _kept: Any = WeakTensorKeyDictionary()  # keyed by the cells: it is freed with them
@@ -223,7 +223,7 @@ def _neighbours(system: NoisySystem, count: int) -> NeighbourPreconditioner:
 
 
 def _lists(system: NoisySystem, count: int) -> NeighbourLists:
-    """The neighbours of every observation; those of earlier hyperparameters if these have changed little."""
+    """The neighbours of every observation. They are kept as long as hyperparameters have changed little."""
     factors, key = _typical_covariances(system), _key(system, count)
     lists = _kept.setdefault(system.train_index, _Kept()).lists
     if key not in lists or not lists[key].still_serve(factors):
@@ -259,14 +259,14 @@ def forget_neighbours() -> None:
 
 
 def _finest_axes(system: NoisySystem) -> tuple[int, ...]:
-    """The axes of the term that distinguishes most of them: a dense factor for several axes has only one."""
+    """The axes of the term with the most axes: a dense factor for several axes counts as one."""
     return max((term.axes for term in system.terms), key=len)
 
 
 def _typical_covariances(system: NoisySystem) -> list[Tensor]:
-    """Along every axis, the mean of the terms weighted by their variances, and over a batch.
+    """The mean covariance along every axis, over terms, weighted by their variances, and over a batch.
 
-    shape: (m_i, m_i) each, or by lag where all terms are stationary along a regular axis: (m_i,), or (a_i, a_i, q_i)
+    shape: (m_i, m_i) each, or by lag if all terms are stationary along a regular axis: (m_i,), or (a_i, a_i, q_i)
     for a block of a dense and a regular axis
     """
     axes = _finest_axes(system)

@@ -1,14 +1,14 @@
 """Iterative refinement on the original residual: the one accuracy loop between a solve and conjugate gradients.
 
-A formulation of the system (ignore, fill, penalize, spectral) has a system of its own. The loop corrects an iterate of
-it, in whatever precision, and recomputes its residual in float64:
+Each formulation of the problem (ignore, fill, penalize, spectral) has its own system. The loop corrects an iterate of
+this system, in any precision, and recomputes its residual in float64:
 
     r = residual(x);   x += solve_correction(r)
 
-Refining the formulation's own system contracts whatever the amplification between its residual and the original one.
-Once its own residual meets the goal, the residual of the original system is checked. A formulation whose residual the
-original system amplifies may end where rounding is amplified, at some ``1e-16 |K| / s2``; a variance says only then how
-accurate it must be. In both cases the same formulation starts again on what is left of the original system.
+The residual of the original system may be amplified, but refinement of the formulation's own system converges anyway.
+Once its own residual meets the goal, the original residual is checked. There are two reasons to continue: rounding may
+be amplified too, to about ``1e-16 |K| / s2``; and the required accuracy of a variance is only known now. In both cases,
+the same formulation starts again on the remaining original residual.
 """
 
 import math
@@ -26,7 +26,7 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _MAX_PASSES = 12
 _MAX_RESTARTS = 3
-_WORTH_RESTART = 0.1  # relative residual from which solving once more should get further
+_WORTH_RESTART = 0.1  # if the relative residual is smaller, another solve should improve it
 
 
 class Preconditioner(Protocol):
@@ -60,13 +60,13 @@ class Formulation(ABC):
     is_original = False
     """Whether the formulation's own system is the original one."""
     is_direct = False
-    """Whether a correction is a factorised solve, which takes zero right-hand sides like any others."""
+    """Whether a correction is a factorised solve, which needs no special case for zero right-hand sides."""
     error_is_cheap = False
-    """Whether `original_error` takes no product, so that it can be computed at every iteration."""
+    """Whether `original_error` needs no product, so that it can be computed at every iteration."""
     restarts = _MAX_RESTARTS
-    """How often the formulation may start again on what is left of the original system."""
+    """How often the formulation may start again on the remaining original residual."""
     margin = 0.9
-    """Share of the tolerance that the recursive residual must reach: it drifts from the true one."""
+    """Factor of the tolerance for the recursive residual, which drifts away from the true one."""
     matmul_flops = 0.0
     """FLOPs of one product with the formulation's own matrix and one column."""
 
@@ -80,7 +80,7 @@ class Formulation(ABC):
 
     @abstractmethod
     def start(self, guess: Tensor | None) -> Tensor:
-        """The first iterate, from a guess of ``a`` where there is one."""
+        """The first iterate, from a guess of ``a`` if there is one."""
 
     @abstractmethod
     def residual(self, iterate: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Formulation(ABC):
 
     @abstractmethod
     def original_error(self, residual: Tensor) -> Tensor:
-        """The goal's measure of the original residual that corresponds to an own one. shape: (*batch, C)"""
+        """The error of the original system, in the unit of the goal, for an own residual. shape: (*batch, C)"""
 
     @abstractmethod
     def solution(self, iterate: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Formulation(ABC):
         return None
 
     def solve_correction(self, residual: Tensor, dtype: torch.dtype, budget: int) -> tuple[Tensor, int]:
-        """An approximate solution of the own system for `residual`, in float64, and the iterations it took."""
+        """An approximate solution of the own system for `residual`, in float64, and the number of iterations."""
         direct = self.direct_solution(residual)
         if direct is not None:
             return direct
@@ -167,8 +167,8 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
 
     Every column keeps its best iterate.
 
-    :param guess: of ``a``, to start from. shape (*batch, N, C).
-    :param dtype: the precision that iterations start in. Where it cannot contract the system, float64 takes over.
+    :param guess: starting value of ``a``. shape (*batch, N, C).
+    :param dtype: the precision of the first iterations. If they do not converge in it, they continue in float64.
     """
     system, rhs, goal = form.system, form.rhs, form.goal
     current, best, restarts_left = _Iterate.first(form, guess), None, form.restarts
@@ -179,7 +179,7 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
             used, stalled = current.correct(dtype, budget - iterations)
             iterations, passes = iterations + used, passes + 1
             if not (stalled and dtype == torch.float64):
-                dtype = torch.float64 if stalled else dtype  # the lower precision contracts this system no further
+                dtype = torch.float64 if stalled else dtype  # no further convergence in the lower precision
                 continue
         # the formulation cannot improve its own residual: check the original system
         own = current.form.solution(current.value) * size
@@ -197,7 +197,7 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
         done = best.converged or not gained or iterations >= budget or not restarts_left
         if done or largest(system.column_norms(best.residual) / system.residual_unit(rhs)) >= _WORTH_RESTART:
             return replace(best, iterations=iterations, passes=passes, flops=flops)
-        # what is left need not be solved for as well as the whole
+        # the rest may be solved for with a larger relative residual
         restarts_left, unit = restarts_left - 1, system.residual_unit(best.residual)
         size = unit.unsqueeze(-2)
         current = _Iterate.first(form.again(best.residual / size, goal.of_correction(unit, best.error)), None)
@@ -205,13 +205,13 @@ def refine(form: Formulation, guess: Tensor | None, dtype: torch.dtype, budget: 
 
 @dataclass
 class _Iterate:
-    """An iterate of a formulation's own system, its residual, and what that means for the original system."""
+    """An iterate of a formulation's own system, its residual, and the error of the original system."""
 
     form: Formulation
     value: Tensor
     residual: Tensor
     error: Tensor  # shape: (*batch, C)
-    worst: float  # the largest error, as the host has read it; infinite before it has
+    worst: float  # the largest error that the host has read; infinite at first
     passes: int = 0
 
     @classmethod
@@ -219,7 +219,7 @@ class _Iterate:
         value = form.start(guess)
         residual = form.residual(value)
         error = form.original_error(residual)
-        # a factorisation does not depend on where it starts from
+        # a factorisation needs no starting value
         return cls(form, value, residual, error, math.inf if form.is_direct and guess is None else largest(error))
 
     @property
@@ -227,12 +227,12 @@ class _Iterate:
         return self.worst <= self.form.goal.tolerance
 
     def correct(self, dtype: torch.dtype, budget: int) -> tuple[int, bool]:
-        """One correction: the iterations it took, and whether it halved the error of no column that needed it."""
+        """One correction: its number of iterations, and whether no column above the goal had its error halved."""
         step, iterations = self.form.solve_correction(self.residual, dtype, budget)
         candidate = self.value + step
         residual = self.form.residual(candidate)
         error = self.form.original_error(residual)
-        better = error < self.error  # false for NaN: a column that blew up keeps its last good iterate
+        better = error < self.error  # false for NaN: a diverged column keeps its last good iterate
         halved = (self.error > self.form.goal.tolerance) & (error < 0.5 * self.error)
         self.value = torch.where(better.unsqueeze(-2), candidate, self.value)
         self.residual = torch.where(better.unsqueeze(-2), residual, self.residual)

@@ -22,8 +22,8 @@ from gpytorch_gaps.utils.precision import full_float32
 from gpytorch_gaps.utils.threads import Work, sized
 
 _TIGHTER_WITHOUT_NOISE = 1e-3  # factor on the tolerance for variances without noise, whose error has no bound
-_SURPRISE = 1.5  # times the iterations that were planned
-_ONE_BY_ONE_ROWS = 2**17  # from which on a CPU solves for one column after the other
+_SURPRISE = 1.5  # if the ratio of iterations to planned iterations is larger, the report mentions it
+_ONE_BY_ONE_ROWS = 2**17  # with so many rows, columns are solved for one after the other on a CPU
 
 ADVICE = {
     "fill": "more max_iterations, or gap_method('ignore') with a preconditioner_rank above the number of eigenvalues "
@@ -43,7 +43,7 @@ _ADVICE_FOR_SUMS = {
 class Solved:
     """A solution, its residual, and a report.
 
-    :param solution: in the precision of the right-hand sides. shape: (*batch, N, C)
+    :param solution: the solution in the precision of the right-hand sides. shape: (*batch, N, C)
     :param residual: ``rhs - A a`` in float64. shape: (*batch, N, C)
     :param lanczos: tridiagonal matrices, if requested. shape: (*batch, C, k, k)
     """
@@ -83,11 +83,11 @@ def solve_system(
     """
     started, config = time.perf_counter(), config or SolveConfig()
     _refuse_infinite(rhs)
-    # whitened where the noise is a product, and of size one, so that no norm under- or overflows
+    # whitened if the noise is a product, and scaled to size one, so that no norm under- or overflows
     scale = _sizes(rhs)
     roots = 1.0 if system.row_scale is None else system.row_scale
     wide = rhs.double() / scale / roots
-    certifies = system.least_noise > 0  # residuals in units of the noise bound nothing where there is none
+    certifies = system.least_noise > 0  # without noise, there is no bound from residuals in units of the noise
     mean_tolerance = config.mean_tolerance if of_data and certifies else None
     goal = Goal.of(
         system,
@@ -119,7 +119,7 @@ def _report(
 ) -> SolveReport:
     """The report of a solution by ignore-gaps.
 
-    :param scale: what `rhs` was divided by.
+    :param scale: the divisor of `rhs`.
     """
     return SolveReport(
         method="ignore",
@@ -148,7 +148,7 @@ def advice_for(system: NoisySystem, method: str) -> str:
 
 
 def _sizes(rhs: Tensor) -> Tensor:
-    """The largest entry of every column, or one: divided by it, no norm under- or overflows. shape: (*batch, 1, C)"""
+    """The largest entry of every column, or one, as a divisor that avoids under- and overflow. shape: (*batch, 1, C)"""
     largest = rhs.double().abs().amax(-2, keepdim=True)
     return torch.where(largest > 0, largest, torch.ones_like(largest))
 
@@ -175,10 +175,10 @@ def _solve_by_plans(
 ) -> tuple[Refined, Plan, float]:
     """Tries plans in turn until one meets the goal. Each starts from the solution of the one before.
 
-    :return: the best solution, with the iterations of all of them; its plan, whose reason names those that failed; and
-        the relative residual that was started from.
+    :return: the best solution, with the iterations of all plans; its plan, with the failed plans in its reason; and
+        the relative residual of the first guess.
     """
-    # plans are made for reductions of the right-hand side: that of the goal, and that of the guess
+    # plans depend on two reductions of the right-hand side: by the goal, and by the guess
     start = 1.0 if given is None else min(1.0, given.error * goal.reduction / goal.tolerance)
     if given is not None and given.converged and goal.prior is None:
         method = "ignore" if config.method == "auto" else config.method
@@ -205,7 +205,7 @@ def _solve_by_plans(
 
 
 def formulation(chosen: Plan, system: NoisySystem, rhs: Tensor, goal: Goal, penalty: float | None) -> Formulation:
-    """The formulation that a plan names."""
+    """The formulation of a plan."""
     if isinstance(system, GapSystem):
         if chosen.method == "penalize":
             return PenalizeGaps(system, rhs, goal, penalty=penalty)
@@ -232,7 +232,7 @@ def solve_with_lanczos(
 ) -> Solved:
     """Solutions and Lanczos matrices at once, by conjugate gradients on the system itself.
 
-    On a CPU the columns of a large grid are faster one after the other, and each stops where it is done.
+    On a CPU, the columns of a large grid are faster one after the other, and each stops when it has converged.
 
     :param lanczos: False for solutions alone.
     """
@@ -258,7 +258,7 @@ def _lanczos_once(
 
 
 def _together(parts: list[Solved]) -> Solved:
-    """Columns that were solved one after the other, side by side."""
+    """Concatenates columns that were solved for one after the other."""
     reports = [part.report for part in parts]
     matrices = [part.lanczos for part in parts if part.lanczos is not None]
     longest = max((matrix.size(-1) for matrix in matrices), default=0)
@@ -273,7 +273,7 @@ def _together(parts: list[Solved]) -> Solved:
         error_in_std=max(report.error_in_std for report in reports),
     )
     return Solved(
-        torch.cat([part.solution.mT for part in parts]).mT,  # columns that are whole in memory
+        torch.cat([part.solution.mT for part in parts]).mT,  # each column is contiguous in memory
         torch.cat([part.residual.mT for part in parts]).mT,
         report,
         torch.cat([padded(matrix, longest) for matrix in matrices]) if matrices else None,
@@ -281,7 +281,7 @@ def _together(parts: list[Solved]) -> Solved:
 
 
 def padded(tridiagonal: Tensor, size: int) -> Tensor:
-    """Lanczos matrices continued as the identity, decoupled. shape: (..., k, k) -> (..., size, size)"""
+    """Lanczos matrices, padded with a decoupled identity. shape: (..., k, k) -> (..., size, size)"""
     short = tridiagonal.size(-1)
     result = torch.eye(size, dtype=tridiagonal.dtype, device=tridiagonal.device)
     result = result.expand(*tridiagonal.shape[:-2], size, size).clone()

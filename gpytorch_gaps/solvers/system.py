@@ -59,9 +59,9 @@ class NoisySystem:
     """
 
     row_scale: Tensor | None = None
-    """What residuals are multiplied by to be in the original units, where the system is whitened. (*batch, N, 1)"""
+    """Factor that converts residuals of a whitened system to the original units. shape: (*batch, N, 1)"""
     gain = 1.0  # a bound on the eigenvalues of ``W W'``: those of ``W K W'`` are at most as many times those of K
-    kind = "a sum of kernels"  # as messages name it
+    kind = "a sum of kernels"  # name in messages
     on_cells = True  # whether every row is a cell of the grid, which has neighbours
 
     def __init__(
@@ -83,7 +83,7 @@ class NoisySystem:
         self.last_preconditioner: Any = None
 
     def _check(self) -> None:
-        """That the noise is not negative and the factors are symmetric, in one read of the host."""
+        """Checks that the noise is not negative and the factors are symmetric, with one read by the host."""
         good_noise = (self.noise >= 0).all().double().reshape(1)  # false for NaN, too
         noise_is_good, *asymmetry = torch.cat([good_noise, *(term.asymmetry() for term in self.terms)]).tolist()
         if not noise_is_good:

@@ -1,24 +1,25 @@
-"""What one training step passes to the next: solutions to start from, and probes that stay the same.
+"""Warm starts: each training step starts from the solutions of the last one, with the same probes.
 
-With probes z held fixed, ``u = A^-1 z`` moves as little as A does, so that conjugate gradients start close to the
-solution, and the loss is a smooth function of the hyperparameters, not a new draw at every step. Gradients need no more
-than these solves, ``d log|A| = tr(A^-1 dA) ~ mean_j u_j' dA z_j``, but a solve from a guess gives no Lanczos matrix
-and with it no log-determinant. That is followed from step to step instead, by the trapezoidal rule along the path
-from A to B = A + dA,
+With fixed probes z, ``u = A^-1 z`` changes as little as A does, so that conjugate gradients start close to the
+solution. The loss is then a smooth function of the hyperparameters, and not a new draw at every step. Gradients need
+only these solves, ``d log|A| = tr(A^-1 dA) ~ mean_j u_j' dA z_j``. But a solve from a guess gives no Lanczos matrix,
+and therefore no log-determinant. Its changes are added up from step to step instead, by the trapezoidal rule along the
+path from A to B = A + dA,
 
     log|B| - log|A|  ~  1/2 mean_j (u_j + v_j)' (B z_j - A z_j),     A u_j = z_j,  B v_j = z_j
 
 so the error from an inexact u is proportional to the length of the step. (``u_j' A z_j = z_j' z_j`` would save a
 product, but holds only for exact solutions: the value would drift.) For B = c A it gives N sinh(log c) in place of N
-log c: a step that changes A by a tenth is off by a sixth of a percent of its change, one of a length-scale by several
-percent.
+log c. If a step changes A by a tenth, the error is a sixth of a percent of the change. If it changes a length-scale,
+the error is several percent.
 
 Probes are random signs that are the same on every device: a hash of their position, not the state of a generator.
 Counters ``seed, row, column`` are mixed one into the other by the finalizer of SplitMix64 (Stafford's mix 13),
 
     z ^= z >> 30,   z *= 0xBF58476D1CE4E5B9,   z ^= z >> 27,   z *= 0x94D049BB133111EB,   z ^= z >> 31
 
-in integers of 64 bits that wrap around, on which devices agree to the bit. Nothing crosses between host and device.
+in integers of 64 bits that wrap around, which give the same results on all devices. Nothing is copied between host and
+device.
 """
 
 import copy
@@ -38,8 +39,8 @@ from gpytorch_gaps.utils.tensors import same_values
 
 MOVED = 0.25  # relative change of a factor or of the noise, beyond which a new preconditioner is set up
 REDUCTION = 0.3  # factor by which a step reduces its first residual; later steps remove the rest
-LONGEST_STEP = 0.05  # nats per observation; after a longer step a new log-determinant is estimated
-LOOSEST_SETTLED = 1e-2  # relative residual
+LONGEST_STEP = 0.05  # nats per observation; after a longer step, a new log-determinant is estimated
+LOOSEST_SETTLED = 1e-2  # largest relative residual once hyperparameters have settled
 BIAS = 0.1  # bias of a gradient from unfinished solves, in standard deviations of the score, at the end
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
@@ -47,14 +48,14 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 @dataclass
 class LogdetPath:
-    """The last step on one set of observations. Never differentiated."""
+    """The last step on one set of observations. It is not differentiated."""
 
     cells: Tensor  # cells of the observations, shape (N,)
     solutions: Tensor  # solutions for right-hand sides, then probes, shape (N, C + k)
     images: Tensor  # A z, shape (N, k)
-    start: Tensor  # the log-determinant where the path begins
+    start: Tensor  # the log-determinant at the beginning of the path
     start_error: Tensor  # its standard error
-    followed: Tensor  # its change since then, estimated by each probe, shape (k,)
+    followed: Tensor  # its change along the path, estimated by each probe, shape (k,)
 
     @property
     def value(self) -> Tensor:
@@ -66,7 +67,7 @@ class LogdetPath:
         return torch.hypot(self.start_error, own)
 
     def of_all(self, share: Share) -> "LogdetPath":
-        """The path with the changes that the probes of all ranks estimate, for its value and its error."""
+        """The path with the changes from the probes of all ranks, for its value and its error."""
         return replace(self, followed=share.of(self.followed).to(self.followed))
 
 
@@ -184,9 +185,9 @@ class WarmStart:
     def advance(
         self, cells: Tensor, solutions: Tensor, images: Tensor, share: Share | None = None
     ) -> LogdetPath | None:
-        """The path with one more step; None where there is no path, or the step is too long.
+        """The path with one more step; None if there is no path, or the step is too long.
 
-        :param share: the probes of this rank, where other ranks have the rest.
+        :param share: the probes of this rank; other ranks have the rest.
         """
         path, (rows, count) = self._path(cells), images.shape
         if path is None or path.images.shape != images.shape or path.solutions.shape != solutions.shape:
@@ -228,15 +229,15 @@ class WarmStart:
 
 
 def unbiased_tolerances(rhs: Tensor, noise: Tensor) -> tuple[float, float]:
-    """Relative residuals, for the data and for probes, that move a maximum of the likelihood by a tenth of its error.
+    """Relative residuals, for data and probes, that change a maximum of the likelihood by a tenth of its error.
 
     With ``A = L L'``, ``B = L^-1 dA L^-T`` and Fisher's information ``F = tr(B^2) / 2``, a residual r of the solution
-    for the data y moves the score ``y'A^-1 dA A^-1 y / 2`` by
+    for the data y changes the score ``y'A^-1 dA A^-1 y / 2`` by
 
         |y'L^-T B L^-1 r|  <=  sqrt(2 F) ||L^-1 r||  <=  sqrt(2 F) ||D^-1/2 r||
 
-    as ``L^-1 y`` is white, and the score has a standard deviation of sqrt(F). Residuals relative to the data themselves
-    promise nothing where these are far above their noise. A relative residual e of a probe z of norm sqrt(N) moves
+    since ``L^-1 y`` is white. The score has a standard deviation of sqrt(F). If the data are far above their noise,
+    residuals relative to the data give no useful bound. A relative residual e of a probe z with norm sqrt(N) changes
     ``z'A^-1 dA z / 2``, whose mean is the other half of the score, by at most ``e sqrt(N) ||A^-1 dA z|| / 2``, about
     ``e sqrt(N F / 2)``.
 
@@ -253,7 +254,7 @@ def unbiased_tolerances(rhs: Tensor, noise: Tensor) -> tuple[float, float]:
 
 
 def random_signs(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
-    """Plus or minus one, a half each, of the dtype and device of `like`. shape: (rows, columns)
+    """Plus or minus one, with equal probability, of the dtype and device of `like`. shape: (rows, columns)
 
     >>> random_signs(0, 2, 5, torch.zeros(()))
     tensor([[-1.,  1., -1., -1., -1.],
@@ -265,7 +266,7 @@ def random_signs(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def _mix(counters: Tensor) -> Tensor:
-    """SplitMix64's output for each of these states."""
+    """SplitMix64's output for each state."""
     z = (counters + 1) * _signed(_GOLDEN)  # not zero at zero
     z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
     z = (z ^ _shifted(z, 27)) * _signed(_SECOND)

@@ -1,9 +1,9 @@
-"""Hyperparameters without bounds, as one vector: what a quadratic expansion of the likelihood is made in.
+"""Unbounded coordinates of hyperparameters, as one vector, for a quadratic expansion of the likelihood.
 
-A value above a bound b has the coordinate ``log(value - b)``, a value below it ``log(b - value)``, a value between two
-bounds the logarithm of its odds. Other parameters are their own coordinates. Of a scale, the posterior is much closer
-to a normal distribution in the logarithm than in GPyTorch's raw parameter, where a wide one reaches beyond zero; and
-coordinates of scales do not depend on the units of the data.
+A value above a bound b has the coordinate ``log(value - b)``, and a value below it ``log(b - value)``. The coordinate
+of a value between two bounds is the logarithm of its odds. Other parameters are their own coordinates. The posterior
+of a scale is much closer to a normal distribution in the logarithm than in GPyTorch's raw parameter, where a wide one
+would extend below zero. In addition, differences of these coordinates do not depend on the units of the data.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,16 +17,16 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 from torch.nn import Parameter
 
-_CLOSEST = 1e-12  # to a bound, relative to the bound or to the distance of the bounds
+_CLOSEST = 1e-12  # smallest distance to a bound, relative to the bound or to the distance of the bounds
 
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One parameter, with an entry or several.
+    """One parameter, with one or several entries.
 
-    :param name: of its values, such as "covar_module.outputscale".
+    :param name: name of its value, such as "covar_module.outputscale".
     :param parameter: GPyTorch's raw parameter.
-    :param constraint: from raw parameters to values; None where these are the same.
+    :param constraint: maps the raw parameter to its value; None if they are the same.
     :param kind: "log above", "log below", "odds" or "value".
     """
 
@@ -54,7 +54,7 @@ class Coordinate:
         return value if self.constraint is None else self.constraint.inverse_transform(value)
 
     def present(self) -> Tensor:
-        """The coordinates of the present value, in float64."""
+        """The coordinates of the current value, in float64."""
         raw = self.parameter.detach().double()
         value = raw if self.constraint is None else self.constraint.transform(raw)
         lower, upper = self._bounds()
@@ -107,13 +107,13 @@ class Coordinates:
 
     @torch.no_grad()
     def set(self, coordinates: Tensor) -> None:
-        """Changes the parameters to these coordinates. shape: (P,)"""
+        """Sets the parameters to the given coordinates. shape: (P,)"""
         for part, own in zip(self.parts, self._split(coordinates), strict=True):
             part.parameter.copy_(part.raw(own))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Afterwards, the parameters are what they were before, to the bit."""
+        """At the end, restores the parameters bit for bit."""
         before = [part.parameter.detach().clone() for part in self.parts]
         try:
             yield
@@ -123,7 +123,7 @@ class Coordinates:
                     part.parameter.copy_(own)
 
     def gradient(self, coordinates: Tensor) -> Tensor:
-        """The gradient by coordinates, from those that the parameters have. shape: (P,)"""
+        """The gradient with respect to coordinates, from the gradients of the parameters. shape: (P,)"""
         coordinates = coordinates.detach().requires_grad_()
         raw = self._each(coordinates, lambda part, own: part.raw(own))
         gradients = [

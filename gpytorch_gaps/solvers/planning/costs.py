@@ -2,16 +2,16 @@
 
 Time is FLOPs, bytes moved and calls, at the rates of this machine (:mod:`gpytorch_gaps.utils.rates`).
 
-**Ignore-gaps** with a preconditioner of rank p: what is left of the spectrum bounds the condition number by some
-``1 + lambda_{p+1} / (s2 + lambda_M)``, so the iterations of every p, and the best p, are known before anything is
+**Ignore-gaps** with a preconditioner of rank p: the rest of the spectrum bounds the condition number by about
+``1 + lambda_{p+1} / (s2 + lambda_M)``, so the iterations for every p, and the best p, are known before anything is
 solved.
 
 **Fill-gaps** depends on the shape of the gaps, which is not known beforehand. For scattered gaps its condition number
 is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of the
 prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2`` is the
-edge of the Jacobi ensemble. Inside a cloud beta is nearer to one, and what counts is the gappiness as gaps see it;
-clouds may still need hundreds of iterations. For rough kernels the bound is far too high, and a trial is more accurate
-(:mod:`gpytorch_gaps.solvers.planning.trial`). **Spectral** is the same in a truncated basis.
+edge of the Jacobi ensemble. Inside a cloud, beta is nearer to one, so the gappiness in the neighbourhood of gaps is
+used; clouds may still need hundreds of iterations. For rough kernels the bound is far too high; a trial is more
+accurate (:mod:`gpytorch_gaps.solvers.planning.trial`). **Spectral** is the same in a truncated basis.
 """
 
 import math
@@ -30,14 +30,14 @@ from gpytorch_gaps.solvers.system import NoisySystem
 from gpytorch_gaps.utils.rates import Rates, rates_of
 
 RANKS = tuple(int(2 ** (k / 2)) for k in range(6, 25))  # 8 .. 4096, half an octave apart
-_NUMBERS_MOVED_PER_CELL = 24.0  # by an iteration with square products
-NUMBERS_MOVED_PER_CELL_THIN = 12.0  # by one with thin products
-_NUMBERS_MOVED_PER_GRAM_ENTRY = 40.0  # whose look-up is random
-_EIGH_FLOPS_PER_CUBE = 9.0  # times m^3, about; smooth kernels, by a thin SVD, take fewer
-_CHOLESKY_SLOWDOWN = 2.0  # over a matrix product of as many FLOPs
-_DENSE_BYTES_PER_ENTRY = 200.0  # moved for every entry of a matrix that is gathered and factorised
+_NUMBERS_MOVED_PER_CELL = 24.0  # per iteration with square products
+NUMBERS_MOVED_PER_CELL_THIN = 12.0  # per iteration with thin products
+_NUMBERS_MOVED_PER_GRAM_ENTRY = 40.0  # look-ups are random
+_EIGH_FLOPS_PER_CUBE = 9.0  # about 9 m^3; smooth kernels take fewer, by a thin SVD
+_CHOLESKY_SLOWDOWN = 2.0  # relative to a matrix product with as many FLOPs
+_DENSE_BYTES_PER_ENTRY = 200.0  # moved per entry of a matrix that is gathered and factorised
 CALLS_PER_ITERATION = 40.0  # number of torch calls
-_FLOAT32_ITERATIONS = 2.5  # times as many as in float64: refinement restarts conjugate gradients
+_FLOAT32_ITERATIONS = 2.5  # ratio of iterations in float32 and float64: refinement restarts conjugate gradients
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def cheaper_than_eigen(system: NoisySystem, num_rhs: int, limit: float) -> bool:
 def filling_plan(
     system: GapSystem, num_rhs: int, reduction: float, max_iterations: int, condition: float | None = None
 ) -> Plan:
-    """Fill-gaps, or spectral where its truncated basis makes it cheaper.
+    """Fill-gaps, or spectral if its truncated basis makes it cheaper.
 
     :param condition: condition number of the matrix of fill-gaps, if a trial has estimated it.
     """
@@ -149,7 +149,7 @@ def fill_plan(
     spread = 1.0 + float((products.amax(-1, keepdim=True) / noise).max())  # the worst of the batch
     reason = "if the gaps are scattered" if condition is None else "after a trial"
     condition = _scattered_condition(system, spread) if condition is None else condition
-    # the original residual is the fill-gaps one amplified by up to `spread`; its root is what is seen
+    # the residual of fill-gaps is amplified by up to `spread`; in practice, by about its root
     needed = 1.3 * expected_iterations(condition, reduction / math.sqrt(spread))
     if system.dtype == torch.float32:
         needed *= _FLOAT32_ITERATIONS
@@ -222,7 +222,7 @@ def _cut(sizes: Sequence[int], leading: Sequence[Tensor]) -> tuple[list[list[int
     levels = torch.stack([pooled[size] if size < len(pooled) else nothing for size in sizes])
     ranks = torch.stack([(values > levels.unsqueeze(-1)).sum(-1) for values in leading])
     left = [values[own] for values, own in zip(ended, ranks, strict=True)]
-    kept, rest = torch.stack([ranks.double(), torch.stack(left)]).tolist()  # one read, where the host must decide
+    kept, rest = torch.stack([ranks.double(), torch.stack(left)]).tolist()  # one read by the host, which must decide
     return [[int(count) for count in own] for own in kept], rest
 
 

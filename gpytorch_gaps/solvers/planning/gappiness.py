@@ -32,7 +32,7 @@ def local_gappiness(gaps: Tensor, shape: Sequence[int]) -> float:
         sums = torch.cat([torch.zeros_like(found.narrow(axis, 0, 1)), found.cumsum(axis)], axis)
         found = sums.index_select(axis, last) - sums.index_select(axis, first)
         cells = cells * (last - first).view([-1 if i == axis else 1 for i in range(len(shape))])
-    share = ((found - 1.0) / (cells - 1.0).clamp_min(1.0)).flatten()[gaps]  # a gap is no neighbour of its own
+    share = ((found - 1.0) / (cells - 1.0).clamp_min(1.0)).flatten()[gaps]  # a gap is not its own neighbour
     high = float(share.kthvalue(math.ceil(0.95 * len(gaps))).values)
     chance = 3.0 * math.sqrt(overall * (1.0 - overall) / max(1.0, float(cells.max()) - 1.0))
     return high if high > overall + chance else overall

@@ -1,8 +1,8 @@
 """Chooses the method for a log-determinant, and the side of the block identity.
 
-Exact where a dense factorisation is small, or cheaper than an estimate. Otherwise Lanczos goes where an estimate of a
-given error takes the least time: to the observations, preconditioned by eigenvectors or neighbours, or to the gaps. How
-much variance each leaves is known from the spectrum, or from a trial.
+It is exact if a dense factorisation is small, or cheaper than an estimate. Otherwise, Lanczos is used on the side where
+an estimate of given accuracy takes the least time: on the observations, preconditioned by eigenvectors or neighbours,
+or on the gaps. The variance of each estimate is known from the spectrum, or from a trial.
 """
 
 import math
@@ -40,7 +40,7 @@ def plan_logdet(system: NoisySystem, config: SolveConfig) -> LogdetPlan:
     if not isinstance(system, GapSystem):
         return _plan_of_sum(system, config)
     method, rows, gaps = config.logdet_method, system.num_train, system.num_cells - system.num_train
-    # the gap side subtracts what the whole grid adds: where the data side is cheap, it is the more accurate
+    # on the gap side, large terms cancel: if the data side is cheap, it is more accurate
     side = "gaps" if system.fillable and gaps < rows and rows > _CHEAP_CHOLESKY_ROWS else "data"
     size = gaps if side == "gaps" else rows
     if method == "exact" or (method == "auto" and size <= config.dense_size):
@@ -82,7 +82,7 @@ def _estimate(system: GapSystem, config: SolveConfig) -> tuple[str, float]:
 class _Estimate(NamedTuple):
     """One way to estimate a log-determinant.
 
-    :param variance: of the mean over all probes.
+    :param variance: variance of the mean over all probes.
     """
 
     plan: Plan
@@ -90,7 +90,7 @@ class _Estimate(NamedTuple):
 
     @property
     def merit(self) -> float:
-        """The time for an estimate of given accuracy, where errors below a nat do not count. Smaller is better."""
+        """The time for an estimate of given accuracy. Errors below a nat are ignored. Smaller is better."""
         return self.plan.seconds * (self.variance + _NEGLIGIBLE_ERROR**2)
 
 
@@ -107,13 +107,13 @@ def _on_gaps(system: GapSystem, config: SolveConfig) -> _Estimate:
 
 
 def data_preconditioner(system: NoisySystem, config: SolveConfig) -> Choice | None:
-    """The preconditioner for probes and data, which are solved for together; None for none."""
+    """The preconditioner for probes and data, which are solved for together; None for no preconditioner."""
     found = _on_data(system, config)
     return None if found is None else found.plan.preconditioner
 
 
 def _on_data(system: NoisySystem, config: SolveConfig, ceiling: float = math.inf) -> _Estimate | None:
-    """The best preconditioner; None where none is allowed.
+    """The best preconditioner; None if none is allowed.
 
     :param ceiling: merit of the other side, which neighbours must beat.
     """

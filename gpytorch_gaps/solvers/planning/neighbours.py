@@ -1,8 +1,8 @@
-"""The cost of ignore-gaps with the neighbours preconditioner, which only a few iterations can show.
+"""The cost of ignore-gaps with the neighbours preconditioner, estimated by a few iterations.
 
-The set-up depends only on N and the number k of neighbours. The iterations depend on how far neighbours screen an
-observation from all others, which a trial of the preconditioned matrix shows. Twice the neighbours take some 2.5 times
-fewer iterations.
+The cost of the set-up depends only on N and the number k of neighbours. The number of iterations depends on how well
+neighbours screen an observation from all others. A trial with the preconditioned matrix estimates it. With twice as
+many neighbours, there are about 2.5 times fewer iterations.
 """
 
 import math
@@ -26,13 +26,13 @@ from gpytorch_gaps.solvers.system import NoisySystem
 
 _COUNTS = (20, 40)
 _COUNTS_OF_A_SERIES = (8, 20, 40)  # along one axis, a few neighbours on either side screen an observation from the rest
-_FEWEST_ITERATIONS = 12.0  # that a solve with few neighbours is thought to take before anything is measured
+_FEWEST_ITERATIONS = 12.0  # assumed iterations of a solve with few neighbours, before a trial
 _MANY_ITERATIONS = 250.0  # an estimate that is likely to be too low: more neighbours are the safer choice
-_SAVED_BY_DOUBLING = 2.5  # times fewer iterations with twice the neighbours
-_SMALL_CHOLESKY_SLOWDOWN = 36.0  # over a matrix product of as many FLOPs
+_SAVED_BY_DOUBLING = 2.5  # ratio of iterations with k and 2 k neighbours
+_SMALL_CHOLESKY_SLOWDOWN = 36.0  # relative to a matrix product with as many FLOPs
 _BYTES_PER_ENTRY = 300.0  # moved to look up one entry of one factor
-_BYTES_PER_NEIGHBOUR = 20000.0  # moved to find one
-_GRADIENT_WORK = 8.0  # times that of looking up all entries
+_BYTES_PER_NEIGHBOUR = 20000.0  # moved to find one neighbour
+_GRADIENT_WORK = 8.0  # work of a gradient, relative to the look-up of all entries
 _SETUP_CALLS = 4000.0  # number of torch calls
 
 
@@ -44,7 +44,7 @@ def neighbour_plan(
     ceiling: float = math.inf,
     gradients: bool = False,
 ) -> Plan | None:
-    """Ignore-gaps with the neighbours preconditioner, which is set up and tried; None where that cannot pay.
+    """Ignore-gaps with the neighbours preconditioner, which is set up and tried; None if it cannot be faster.
 
     :param ceiling: time of the best alternative, in seconds.
     :param gradients: whether ``log|P|`` is differentiated, which takes longer than its set-up.
@@ -75,7 +75,7 @@ def neighbour_plan(
 def _measured_plan(system: NoisySystem, count: int, num_rhs: int, reduction: float, setup: float) -> Plan:
     """A plan with the iterations that a trial predicts.
 
-    :param setup: seconds of the set-up that are to be counted.
+    :param setup: seconds of the set-up that count.
     """
     setup_flops, flops = neighbour_flops(system.num_train, count)
     condition = expected_condition(neighbour_trial(system, count))
@@ -91,7 +91,7 @@ def _measured_plan(system: NoisySystem, count: int, num_rhs: int, reduction: flo
 
 
 def setup_seconds(system: NoisySystem, count: int, gradients: bool = False) -> float:
-    """What finding the neighbours, factorising their covariances and differentiating these should take."""
+    """Expected seconds to find the neighbours, factorise their covariances, and differentiate these."""
     rows = system.num_train
     flops, _ = neighbour_flops(rows, count)
     entries = 0.5 * rows * (count + 1) ** 2 * sum(len(term.axes) for term in system.terms)

@@ -1,17 +1,17 @@
-"""Chooses a formulation: the one that should take the least time on this machine, with the next ones in reserve.
+"""Chooses a formulation: the one with the least expected time on this machine. The next ones are alternatives.
 
-- dense Cholesky where the observations, or the gaps, are few; or where it costs less than the eigen-decompositions
-  that all else begins with, as on a series: one axis, and fewer observations than its places;
-- ignore-gaps with the low-rank preconditioner that should cost least, or with the neighbours preconditioner, which is
-  tried where it could cost less;
-- fill-gaps, or spectral, where gaps can be filled. Their iterations depend on the shape of the gaps, so they are given
-  no more than the cost of the alternative, which then takes over from their iterate: the total is at most twice the
-  better of the two. Where they should be done in a few hundredths of a second, nothing else is considered before they
-  have failed: planning takes as long.
+- dense Cholesky if there are few observations or few gaps; or if it costs less than the eigen-decompositions that all
+  other methods need, as for a series with fewer observations than places;
+- ignore-gaps with the low-rank preconditioner of least expected cost, or with the neighbours preconditioner, which is
+  tried if it could cost less;
+- fill-gaps, or spectral, if gaps can be filled. Their iterations depend on the shape of the gaps. Therefore, they may
+  cost no more than the alternative, which then continues from their iterate: the total is at most twice the cost of the
+  better one. If their expected time is a few hundredths of a second, other methods are considered only if they fail,
+  because planning would take as long.
 
-A start from a guess has less far to go, but converges no faster: conjugate gradients from a residual of 1e-2 to 1e-6
-take two thirds of the iterations. What is saved is spent on a higher rank where that at least halves the iterations
-of a cold start, and costs little more.
+A start from a guess needs a smaller reduction, but the rate of convergence is the same: conjugate gradients from a
+residual of 1e-2 to 1e-6 take two thirds of the iterations. If a higher rank at least halves the iterations of a cold
+start, and costs little more, it is used instead.
 """
 
 import math
@@ -37,20 +37,20 @@ from gpytorch_gaps.solvers.preconditioning import Eigen, Neighbours, Own, has_lo
 from gpytorch_gaps.solvers.system import NoisySystem
 
 DENSE_REACH = 5  # dense Cholesky is considered, if it is cheaper, up to this many times `dense_size` rows
-_NEGLIGIBLE_FLOPS = 1e8  # that take no longer than what an iteration takes besides
+_NEGLIGIBLE_FLOPS = 1e8  # negligible in comparison with the other work of an iteration
 MANY_ITERATIONS = 60  # if more are planned, a report gives the reason
 _SETUP_ADVANTAGE = 1.5  # FLOPs of a set-up run at a higher rate than those of iterations
 _SKIP_PLANNING_BELOW_SECONDS = 0.03
 _WORTH_A_TRIAL = 0.5  # largest duration of a trial, relative to that of another plan
-_PATIENCE_ITERATIONS = 1000  # without a halved residual, after which the next plan is tried
+_PATIENCE_ITERATIONS = 1000  # if the residual is not halved in so many iterations, the next plan is tried
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be solved for.
+    """The requirements of a solve.
 
-    :param num_rhs: number of right-hand sides, including those that will follow.
-    :param reduction: factor by which their residuals must fall, from the right-hand side on.
+    :param num_rhs: number of right-hand sides, including later ones.
+    :param reduction: required reduction of their residuals, relative to the right-hand side.
     :param start: relative residual of the initial guess.
     """
 
@@ -60,7 +60,7 @@ class Task:
 
 
 def plan(system: NoisySystem, task: Task, config: SolveConfig) -> Iterator[Plan]:
-    """The plans to try, best first; each takes over from the iterate of the one before."""
+    """The plans to try, best first. Each continues from the iterate of the one before."""
     if config.method != "auto":
         yield _named_plan(system, task, config)
     elif _reuses(system):
@@ -122,7 +122,7 @@ def _own_plan(config: SolveConfig) -> Plan:
 
 
 def _reuses(system: NoisySystem) -> bool:
-    """Whether a preconditioner of an earlier system takes the place of a plan."""
+    """Whether a preconditioner of an earlier system is used, without planning."""
     reused = system.reused_preconditioner
     return reused is not None and (not system.fillable or bool(reused.num_neighbours))
 
@@ -182,7 +182,7 @@ def _plans_from_zero(system: NoisySystem, task: Task, config: SolveConfig) -> It
         _SKIP_PLANNING_BELOW_SECONDS, math.inf if by_gaps is None else by_gaps.seconds
     )
     if fill is not None and soon:
-        # twice what it should need, and at least as long as planning would be worth
+        # twice the expected iterations, and at least as many as take the time of planning
         affordable = 2.0 * _SKIP_PLANNING_BELOW_SECONDS * fill.iterations / fill.seconds
         yield replace(fill, budget=max(10 + 2 * fill.budget, int(affordable)))
     known, reserve = _known_plans(system, task, config, dense if rows <= limit else None)
@@ -198,14 +198,14 @@ def _plans_from_zero(system: NoisySystem, task: Task, config: SolveConfig) -> It
     elif reliable[0].seconds <= fill.seconds:
         yield from _in_turn([*reliable, replace(fill, budget=0), *reserve])
     else:
-        # as many iterations as the alternative would cost, and at least what scattered gaps should need
+        # as many iterations as the alternative would cost, and at least the expected number for scattered gaps
         affordable = reliable[0].seconds / (fill.seconds / fill.budget)
         budget = 0 if math.isinf(affordable) else max(fill.budget, int(affordable))
         yield from _in_turn([replace(fill, budget=budget), *reliable, *reserve])
 
 
 def _tried(system: NoisySystem, fill: Plan, task: Task, config: SolveConfig, other: float) -> Plan:
-    """Filling as a trial shows it, where the bound is above the cost of another plan and the trial costs little.
+    """Filling with the iterations of a trial, if the bound exceeds the cost of another plan and the trial is cheap.
 
     :param other: seconds of the other plan.
     """
@@ -240,7 +240,7 @@ def _known_plans(
 def _with_neighbours(neighbours: Plan | None, known: list[Plan]) -> list[Plan]:
     """All plans that do not depend on the shape of the gaps, cheapest first.
 
-    The estimate of the neighbours' iterations may be too low: they are given twice what the next plan would cost.
+    The estimated number of iterations with neighbours may be too low, so they may cost twice as much as the next plan.
     """
     if neighbours is None:
         return known or [Plan("ignore", seconds=math.inf, reason="no preconditioner")]
@@ -251,12 +251,12 @@ def _with_neighbours(neighbours: Plan | None, known: list[Plan]) -> list[Plan]:
 
 
 def _in_turn(plans: Sequence[Plan]) -> list[Plan]:
-    """Makes all plans but the last stop when they make no progress, as another follows."""
+    """Makes all plans except the last stop if there is no progress, because another one follows."""
     return [*(replace(own, patience=_PATIENCE_ITERATIONS) for own in plans[:-1]), plans[-1]]
 
 
 def solve_flops(system: NoisySystem, num_rhs: int, config: SolveConfig) -> float:
-    """FLOPs that `num_rhs` solves should take."""
+    """Expected FLOPs of `num_rhs` solves."""
     task = Task(num_rhs, config.tolerance)
     if config.method in ("fill", "spectral") and isinstance(system, GapSystem):
         filling = fill_plan if config.method == "fill" else filling_plan

@@ -1,6 +1,6 @@
 """A few Lanczos steps from random signs, to estimate the spectrum of a matrix.
 
-**Condition number**: the ratio of the extreme Ritz values. Where it still grew in the second half of the steps, it is
+**Condition number**: the ratio of the extreme Ritz values. If it still grew in the second half of the steps, it is
 extrapolated.
 
 **Variance of log-determinants**: for random signs z, ``z' f(A) z`` has a variance of about ``2 n Var f(x)``, where x is
@@ -54,7 +54,7 @@ def expected_condition(tridiagonal: Tensor) -> float:
 def expected_log_variance(tridiagonal: Tensor, size: int, mean_is_one: bool = False) -> float:
     """The variance of the log-determinant that one probe estimates, the worst of a batch.
 
-    :param mean_is_one: whether the mean of the eigenvalues is known to be one, as `log_quadrature` takes it.
+    :param mean_is_one: whether the mean of the eigenvalues is known to be one, as in `log_quadrature`.
     """
     weights, logs = log_residuals(tridiagonal, mean_is_one, own_slope=True)
     mean = (weights * logs).sum(-1, keepdim=True)

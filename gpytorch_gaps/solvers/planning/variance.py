@@ -9,8 +9,8 @@ from gpytorch_gaps.solvers.preconditioning import has_low_rank, low_rank_approxi
 from gpytorch_gaps.solvers.system import NoisySystem
 
 _AFFORDABLE_FLOPS = 1e13  # limit for exact variances: a few minutes on two cores
-_ALWAYS_EXACT_POINTS_PER_DRAW = 4  # this many times as many points as there would be draws are solved for exactly
-_LOW_RANK_LIMIT = 4096  # an approximation of higher rank is left to solves
+_ALWAYS_EXACT_POINTS_PER_DRAW = 4  # if the ratio of points to draws is smaller, variances are always exact
+_LOW_RANK_LIMIT = 4096  # solves are used instead of an approximation of higher rank
 
 
 def too_expensive(system: NoisySystem, num_points: int, config: SolveConfig) -> str | None:
