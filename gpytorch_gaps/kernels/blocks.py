@@ -36,6 +36,7 @@ _VARIATION = 1e-4  # differences of covariances that count as equal, as a fracti
 _GROWTH = (1, 2, 4)  # factors of the padding that are tried until a torus is positive definite
 
 Period = float | None
+_Axis = tuple[float, Positions, Positions, int]  # step, places in rows and columns, and span
 _ANY_PERIOD = 0.0  # a constant has any period
 
 
@@ -64,13 +65,31 @@ class Lattice:
 
 
 def _circle(span: int, step: float, period: Period, growth: int) -> int:
-    padded = int(next_fast_len(growth * (2 * span - 1), real=True))
-    if period is not None:
-        closed = round(period / step)
-        whole = abs(closed * step - period) <= _STEP_ROUNDING * step and closed >= span
-        if whole and (growth > 1 or closed <= 2 * padded):
-            return closed  # no padding: the circle itself
+    padded, closed = int(next_fast_len(growth * (2 * span - 1), real=True)), _steps_around(step, period)
+    if closed >= span and (growth > 1 or closed <= 2 * padded):
+        return closed  # no padding: the circle itself
     return padded
+
+
+def _steps_around(step: float, period: Period) -> int:
+    """Steps in a period, 0 if it is not a multiple of the step."""
+    closed = 0 if period is None else round(period / step)
+    return closed if period is not None and abs(closed * step - period) <= _STEP_ROUNDING * step else 0
+
+
+def _around(axis: _Axis, period: Period, device: torch.device) -> _Axis:
+    """The places of an axis on its circle, if it reaches further: both of its ends may be the same place."""
+    step, rows, columns, span = axis
+    closed = _steps_around(step, period)
+    if not 0 < closed < span:
+        return axis
+    return step, _modulo(rows, closed, device), _modulo(columns, closed, device), closed
+
+
+def _modulo(positions: Positions, closed: int, device: torch.device) -> Positions:
+    if not torch.is_tensor(positions):
+        positions = positions if positions <= closed else torch.arange(positions, device=device)
+    return positions % closed if torch.is_tensor(positions) else positions
 
 
 # -- which axes ------------------------------------------------------------------------------------------------------
@@ -122,8 +141,9 @@ def find_lattice(kernel: Kernel, rows: Sequence[Tensor], columns: Sequence[Tenso
     lattices = [own for own in found[num_dense:] if own is not None]
     if not lattices:
         return None
-    step, row_positions, col_positions, span = zip(*lattices, strict=True)
     own_periods = tuple(periods[first] or None for first in stationary[num_dense:])
+    around = [_around(*own, rows[0].device) for own in zip(lattices, own_periods, strict=True)]
+    step, row_positions, col_positions, span = zip(*around, strict=True)
     lattice = Lattice(num_dense, step, row_positions, col_positions, span, own_periods)
     dense = math.prod(len(axis) for axis in rows[:num_dense]) * math.prod(len(axis) for axis in columns[:num_dense])
     fits = dense * math.prod(places // 2 + 1 for places in lattice.torus(1)) <= _MAX_TABLE

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpytorch_gaps.linalg.circle_eigen import CircleBasis
 from gpytorch_gaps.linalg.circulant import CirculantOperator
 from gpytorch_gaps.linalg.frequencies import by_frequency
+from gpytorch_gaps.linalg.positions import count
 from gpytorch_gaps.utils.tensors import look_up
 
 Factor = Tensor | CirculantOperator
@@ -118,9 +119,10 @@ def _matrix_by_lag(factor: Factor) -> Tensor | None:
     if not isinstance(factor, CirculantOperator) or factor.num_dense == (1, 1) or len(factor.torus) != 1:
         return None
     (places,), (positions,) = factor.torus, factor.row_positions
-    if torch.is_tensor(positions) or not (positions == places or 2 * positions - 1 <= places):
+    lag = torch.arange(count(positions), device=factor.device) % places  # both ends of a circle may be one place
+    around = len(lag) >= places or 2 * len(lag) - 1 <= places
+    if not around or (torch.is_tensor(positions) and not torch.equal(positions, lag)):
         return None
-    lag = torch.arange(positions, device=factor.device)
     return _batch_mean(factor)[..., torch.minimum(lag, places - lag)]
 
 

@@ -107,7 +107,7 @@ def test_close_points_keep_their_digits():
 REGIONS = {
     "the globe": (POLES, CIRCLE, (12,)),
     "the globe from -180": (POLES, CIRCLE - 180.0, (12,)),
-    "both ends of the date line": (POLES, torch.linspace(-180, 180, 13, dtype=torch.float64), None),
+    "both ends of the date line": (POLES, torch.linspace(-180, 180, 13, dtype=torch.float64), (12,)),
     "half of the globe": (POLES, CIRCLE[:6], (12,)),
     "a region": (dense.randn(5) * 10 + 40, torch.arange(10, 15, 0.5, dtype=torch.float64), (20,)),
     "some longitudes": (POLES, CIRCLE[torch.tensor([0, 1, 4, 6])], (12,)),

@@ -72,7 +72,7 @@ def _factor(argument: str, axis: Axis, unit: str) -> float:
             return _DAYS_PER_UNIT[known]
         raise ValueError(f"{argument}: got the unit {unit!r}, expected one of {', '.join(_DAYS_PER_UNIT)}")
     own = {"unit"} | ({_singular(axis.unit)} if axis.unit else set())
-    if "degree" in _singular(axis.unit) or (axis.kind == "circle" and round(_period(axis), 6) == 360):
+    if "degree" in _singular(axis.unit):
         own |= {"degree", "deg", "°"}
     if plain not in own:
         raise ValueError(f"{argument}: got the unit {unit!r}, expected one of {', '.join(sorted(own))}")
@@ -82,11 +82,6 @@ def _factor(argument: str, axis: Axis, unit: str) -> float:
 def _singular(unit: str) -> str:
     plain = unit.strip().lower()
     return plain.removesuffix("s") if len(plain) > 2 else plain
-
-
-def _period(axis: Axis) -> float:
-    """Circumference of a circle."""
-    return 2 * math.pi * float(np.hypot(*axis.points[0]))
 
 
 def in_short_runs(gaps: np.ndarray, axes: Sequence[Axis], limits: Sequence[MaxGap]) -> np.ndarray:
@@ -115,13 +110,9 @@ def in_short_runs(gaps: np.ndarray, axes: Sequence[Axis], limits: Sequence[MaxGa
 
 def _in_order(axis: Axis) -> tuple[np.ndarray, np.ndarray, float | None]:
     """The order of the coordinates of an axis, the coordinates in this order, and the period of a circle."""
-    if axis.kind != "circle":
-        order = np.argsort(axis.points[:, 0], kind="stable")
-        return order, axis.points[order, 0], None
-    period = _period(axis)
-    arc = np.arctan2(axis.points[:, 1], axis.points[:, 0]) / (2 * math.pi) * period
-    order = np.argsort(arc, kind="stable")
-    return order, arc[order], period
+    x = axis.points[:, 0] if axis.period is None else axis.points[:, 0] % axis.period
+    order = np.argsort(x, kind="stable")
+    return order, x[order], axis.period
 
 
 def _run_lengths(gaps: np.ndarray, x: np.ndarray, in_cells: bool, period: float | None) -> np.ndarray:

@@ -84,7 +84,7 @@ class Options:
                 continue
             listed = given if isinstance(given, Sequence) else [given]
             found.append([check_number(f"periods: {axis.name}", one, above=0) for one in listed])
-            if found[-1] and axis.points.shape[1] > 1:
+            if found[-1] and (axis.points.shape[1] > 1 or axis.period is not None):
                 raise ValueError(f"periods: {axis.name} is a {axis.kind}, expected an axis of one column")
         return found
 

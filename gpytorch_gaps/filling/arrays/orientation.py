@@ -109,8 +109,8 @@ class Orientation:
 
 def _places(axis: Axis, number: int, centred: np.ndarray | None) -> np.ndarray:
     """The positions along an axis in canonical order."""
-    if axis.kind == "circle":
-        return np.argsort(np.arctan2(axis.points[:, 1], axis.points[:, 0]), kind="stable")
+    if axis.period is not None:
+        return np.argsort((axis.points[:, 0] + axis.period / 2) % axis.period, kind="stable")
     if axis.kind not in ("label", "position"):
         return np.lexsort(axis.points.T[::-1])
     if centred is None:

@@ -1,16 +1,17 @@
 """The interpretation of a dimension of an array, and the coordinates that its kernel receives.
 
-| kind | what it is | coordinates (p: the period) |
+| kind | what it is | coordinates |
 |---|---|---|
 | number | numbers | unchanged |
 | time | dates of any calendar, durations, numbers in CF units such as "hours since 2000-01-01" | days since the first |
 | latitude, longitude | by standard name, unit or name | degrees |
-| circle | longitudes of a whole circle, months, days of the year, hours | ``p / 2 pi (cos, sin)(2 pi x / p)`` |
+| circle | longitudes of a whole circle, months, days of the year, hours | unchanged, within one period |
 | group | several columns, such as a station's position | unchanged |
 | label | strings, numbers that identify something, bands, or a few levels without coordinates | 0, 1, .., m - 1 |
 | position | anything else without coordinates | 0, 1, .., m - 1 |
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,8 +55,15 @@ class Axis:
         return self.kind not in ("label", "group")
 
     @property
+    def period(self) -> float | None:
+        """Circumference of a circle, None for other kinds."""
+        return getattr(self.encoding, "period", None)
+
+    @property
     def extent(self) -> float:
-        """The largest difference of coordinates within one column."""
+        """The largest difference of coordinates within one column; of a circle, its diameter."""
+        if self.period is not None:
+            return self.period / math.pi
         return float(np.ptp(self.points, axis=0).max())
 
     @property

@@ -48,10 +48,8 @@ def _between(axis: Axis, known: np.ndarray, points: np.ndarray) -> Any:
     if axis.kind == "time":
         return _times(known, axis.points[:, 0], points[:, 0])
     if isinstance(axis.encoding, Circle):
-        period = axis.encoding.period
-        turns = np.arctan2(points[:, 1], points[:, 0]) / (2 * np.pi)
-        start = float(np.min(known))
-        return start + (turns * period - start) % period
+        start, period = float(np.min(known)), axis.encoding.period
+        return start + (points[:, 0] - start) % period
     if axis.kind == "label" or not isinstance(axis.encoding, Numbers | Degrees):
         raise ValueError(f"mean: got a point off {axis.name}, which has only its {axis.size} points; expected these")
     return points if known.ndim > 1 else points[:, 0]

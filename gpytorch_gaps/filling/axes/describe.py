@@ -120,7 +120,7 @@ def _numeric(name: str, array: np.ndarray, cells_each: int, attributes: Mapping[
         around = axis.extent + 1.5 * axis.spacing >= 360 and axis.size > 2
         start = float(points.min() + points.max()) / 2 - 180
         open_ended = replace(axis, kind="longitude", unit="degrees", encoding=Degrees(start))
-        return _circle(axis, 360.0) if around else open_ended
+        return _circle(axis, 360.0, "degrees") if around else open_ended
     # decide by name, not by unit: a lead time of 18 hours is not periodic
     words = (name.strip().lower(), str(attributes.get("standard_name", "")).strip().lower())
     period = next((_PERIODS[word] for word in words if word in _PERIODS), None)
@@ -167,13 +167,13 @@ def _check_labels(name: str, array: np.ndarray) -> None:
         raise ValueError(f"{name}: got the label {twice!r} twice, expected each once")
 
 
-def _circle(axis: Axis, period: float) -> Axis:
-    """The axis as points on a circle, unless two of them coincide, such as 0 and 360 degrees."""
-    circle = Circle(period)
+def _circle(axis: Axis, period: float, unit: str = "") -> Axis:
+    """The axis as points on a circle. Both ends may be the same point, such as 0 and 360 degrees, but no others."""
+    circle = Circle(period, float(axis.points.min()))
     points = circle(axis.name, axis.points)
-    if axis.size > 1 and len(np.unique(points.round(9), axis=0)) < axis.size:
+    if len(np.unique(points)) < axis.size:
         return replace(axis, unit="")
-    return replace(axis, kind="circle", points=points, unit="", encoding=circle)
+    return replace(axis, kind="circle", points=points, unit=unit, encoding=circle)
 
 
 def _checked(axis: Axis) -> Axis:

@@ -5,7 +5,6 @@ coordinates (m,) or (m, d) to points (m, d'). See the table in :mod:`gpytorch_ga
 """
 
 import difflib
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -36,20 +35,24 @@ class Degrees:
     start: float
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
-        degrees = _numbers(name, array, 1)
-        outside = (degrees < self.start) | (degrees > self.start + 360)
-        return np.where(outside, self.start + (degrees - self.start) % 360, degrees)
+        return _wrapped(_numbers(name, array, 1), self.start, 360.0)
 
 
 @dataclass(frozen=True)
 class Circle:
-    """Points on a circle. Arc lengths are differences of coordinates, so that both sides of the seam are close."""
+    """Coordinates that repeat themselves; those outside of one period from a start on are moved into it."""
 
     period: float
+    start: float = 0.0
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
-        angle = 2 * math.pi * _numbers(name, array, 1)[:, 0] / self.period
-        return np.stack([np.cos(angle), np.sin(angle)], axis=1) * self.period / (2 * math.pi)
+        return _wrapped(_numbers(name, array, 1), self.start, self.period)
+
+
+def _wrapped(numbers: np.ndarray, start: float, period: float) -> np.ndarray:
+    """Numbers in an interval of one period, whose ends both belong to it."""
+    outside = (numbers < start) | (numbers > start + period)
+    return np.where(outside, start + (numbers - start) % period, numbers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,12 +18,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
-from gpytorch.priors import NormalPrior
-from torch import Tensor
+from gpytorch.kernels import Kernel, MaternKernel
 
 from gpytorch_gaps.filling.axes.axis import Axis
-from gpytorch_gaps.filling.learning.cycles import PERIODS_PER_STRETCH, Cycles
+from gpytorch_gaps.filling.learning.axis_kernels import between, closed, distance_kernel, initialized
+from gpytorch_gaps.filling.learning.cycles import Cycles
 from gpytorch_gaps.filling.learning.label_factors import LabelFactors
 from gpytorch_gaps.filling.learning.label_kernel import LabelKernel, covariance_of, free_covariance, index_kernel
 from gpytorch_gaps.filling.learning.learn import Candidate
@@ -36,9 +35,9 @@ _NAMES = {0.5: "Matern-1/2", 1.5: "Matern-3/2", 2.5: "Matern-5/2", _SMOOTH: "squ
 MAX_FREE_LABELS = 8
 """Largest number of labels whose covariance is determined by windows."""
 
-_LOG_LENGTHSCALE_STD = 1.5  # standard deviation of the prior of log length-scales: a factor of about four
 _MIN_SIZE_OF_SEVERAL_SCALES = 8  # smallest number of positions of the longest axis
 _SPACE = ("latitude", "longitude", "number", "position")  # kinds of axes, in their order in a block
+_GLOBE = (("latitude", "degrees"), ("circle", "degrees"))  # kinds and units of axes
 _MAX_BLOCK = 3  # largest number of axes of space
 _SAME_DEGREE = 1.1  # up to this ratio of the longest to the shortest degree of longitude, latitudes are a plane
 
@@ -134,7 +133,7 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
     columns = zip(task.axes, task.periods, task.factors, task.given, strict=True)
     for number, (axis, periods, factors, own) in enumerate(columns):
         if own is not None:
-            kernels.append(_initialized(copy.deepcopy(own).double(), axis, share))
+            kernels.append(closed(initialized(copy.deepcopy(own).double(), axis, share), axis))
         elif axis.kind == "label":
             if factors is None or axis.size <= MAX_FREE_LABELS:
                 kernels.append(free_covariance(axis.size, factors))
@@ -143,7 +142,7 @@ def _term(task: KernelTask, roughness: float, share: float, scale: float) -> Pro
         else:
             lasting = task.cycles is None or task.cycles.axis != number
             cycles = [(period, lasting) for period in periods if share >= 0.2]
-            kernels.append(_distance_kernel(axis, roughness, share, shortest, cycles))
+            kernels.append(closed(distance_kernel(axis, roughness, share, shortest, cycles), axis))
     return ProductTerm(kernels, scale)
 
 
@@ -196,12 +195,18 @@ class SpatialBlock:
 
 
 def spatial_block(task: KernelTask) -> SpatialBlock | None:
-    """Two or three regular axes of space, without cycles or kernels of the user; latitude first. None if none fit."""
+    """The globe, or two or three regular axes of space, without cycles or kernels of the user. None if none fit.
+
+    Latitude comes first. All longitudes are on a sphere, however few latitudes there are: their circle closes.
+    """
     free = [
         number
         for number, axis in enumerate(task.axes)
         if task.given[number] is None and not task.periods[number] and axis.size > 1
     ]
+    globe = [number for kind in _GLOBE for number in free if (task.axes[number].kind, task.axes[number].unit) == kind]
+    if len(globe) == len(_GLOBE) and is_regular(task.axes[globe[-1]]):
+        return SpatialBlock(tuple(globe), True)
     space = [number for number in free if task.axes[number].kind in _SPACE and is_regular(task.axes[number])]
     run = tuple(sorted(space, key=lambda number: _SPACE.index(task.axes[number].kind)))[:_MAX_BLOCK]
     if len(run) < 2:
@@ -233,65 +238,12 @@ def _isotropic_terms(task: KernelTask, space: SpatialBlock, roughness: float) ->
     axes = [task.axes[number] for number in space.axes]
     if space.on_sphere:
         base = MaternKernel(nu=roughness, lengthscale_constraint=positive())
-        base.lengthscale = math.radians(_between(axes[0], 0.5))
+        base.lengthscale = math.radians(between(axes[0], 0.5))
         kernel: Kernel = SphereKernel(base)
     else:
         kernel = MaternKernel(nu=roughness, ard_num_dims=len(axes), lengthscale_constraint=positive())
-        kernel.lengthscale = torch.tensor([_between(axis, 0.5) for axis in axes])
+        kernel.lengthscale = torch.tensor([between(axis, 0.5) for axis in axes])
     others = [number for number in range(len(task.axes)) if number not in space.axes]
     order = sorted([space.axes, *((number,) for number in others)])
     kernels = [kernel.double() if axes == space.axes else whole.kernels[axes[0]] for axes in order]
     return [ProductTerm(kernels, task.variance, order)]
-
-
-# -- kernels of one axis ---------------------------------------------------------------------------------------------
-
-
-def _initialized(kernel: Kernel, axis: Axis, share: float) -> Kernel:
-    """The user's kernel. Length-scales that were not set start between the spacing and the extent of the axis."""
-    for part in kernel.modules():
-        if isinstance(part, Kernel) and part.has_lengthscale and not bool(part.raw_lengthscale.any()):
-            part.lengthscale = _between(axis, share)
-    return kernel
-
-
-def _between(axis: Axis, share: float, shortest: float = 0.0) -> float:
-    """An initial length-scale, from the spacing (share 0) to half of the extent (share 1) of the axis."""
-    near = max(1.5, 1.1 * shortest) * axis.spacing
-    return near ** (1 - share) * max(axis.extent / 2, near) ** share
-
-
-def _distance_kernel(
-    axis: Axis, roughness: float, share: float, shortest: float, cycles: Sequence[tuple[float, bool]]
-) -> Kernel:
-    """A stationary kernel, plus a periodic one for each cycle: its period, and whether it lasts."""
-    kernel: Kernel = _stationary(axis, roughness, _between(axis, share, shortest), shortest * axis.spacing)
-    for period, lasting in cycles:
-        shape = PeriodicKernel(period_length_constraint=positive(), lengthscale_constraint=positive())
-        shape.period_length, shape.lengthscale = period, 2.0
-        shape.raw_period_length.requires_grad_(False)  # it is known, and the likelihood has many maxima in it
-        slow = RBFKernel(lengthscale_constraint=positive())
-        slow.lengthscale = max(axis.extent, 5 * period) if lasting else PERIODS_PER_STRETCH * period
-        repeated = ScaleKernel(ProductKernel(shape, slow), outputscale_constraint=positive())
-        kernel = kernel + repeated
-    return kernel.double()
-
-
-def _stationary(axis: Axis, roughness: float, start: float, least: float) -> Kernel:
-    columns = axis.points.shape[1] if axis.kind == "group" else 1
-    options = {
-        "ard_num_dims": columns if columns > 1 else None,
-        "lengthscale_constraint": positive(least),
-    }
-    kernel = RBFKernel(**options) if math.isinf(roughness) else MaternKernel(nu=roughness, **options)
-    if columns == 1:  # a prior of the logarithm, because one of the length-scale itself would depend on its units
-        kernel.register_prior("lengthscale_prior", NormalPrior(math.log(start), _LOG_LENGTHSCALE_STD), _log_lengthscale)
-    ranges = np.ptp(axis.points, axis=0)
-    kernel.lengthscale = torch.tensor(
-        start * (np.where(ranges > 0, ranges, 1.0) / max(axis.extent, 1e-300)) if columns > 1 else [start]
-    )
-    return kernel.double()
-
-
-def _log_lengthscale(kernel: Kernel) -> Tensor:
-    return kernel.lengthscale.log()

@@ -194,7 +194,7 @@ def _cycles(
     periods = [cycles if own is None else own for own, cycles in zip(asked, found, strict=True)]
     for number, axis in enumerate(axes if in_memory else []):
         long = goes_by_fft(axis, len(axes)) or (table and axis.kind != "label")
-        if given[number] is None and axis.points.shape[1] == 1 and long:
+        if given[number] is None and axis.points.shape[1] == 1 and axis.period is None and long:
             named = asked[number]
             lasting = find_lasting(values, number, axis) if named is None else named
             cycles = fit_cycles(values, axes, number, lasting) if last_long(axis, lasting, table) else None

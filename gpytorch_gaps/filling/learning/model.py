@@ -146,7 +146,7 @@ class FillModel(gpytorch.models.ExactGP):
     """The exact Gaussian process behind ``fill_gaps``, an ordinary ``ExactGP`` in the units of the data.
 
     ``model.likelihood(model(x))`` predicts measurements at any point. The columns of x are the coordinates of the axes:
-    unchanged numbers, days since the first time, and points of the plane for positions on a circle.
+    days since the first time, and other numbers unchanged.
 
     :param x: coordinates of the observations, shape (N, D).
     :param y: observations, shape (N,).

@@ -16,6 +16,7 @@ from gpytorch.kernels import (
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.results.fitted import Fitted
 from gpytorch_gaps.kernels import SphereKernel
+from gpytorch_gaps.kernels.circle import CircleKernel
 
 _NAMES = {"RBFKernel": "squared exponential"}
 
@@ -42,6 +43,8 @@ def in_words(kernel: Kernel, axes: Sequence[Axis]) -> str:
     if isinstance(kernel, AdditiveKernel | ProductKernel):
         joined = " plus " if isinstance(kernel, AdditiveKernel) else " times "
         return joined.join(in_words(part, axes) for part in kernel.kernels)
+    if isinstance(kernel, CircleKernel):
+        return in_words(kernel.base_kernel, axes)
     if isinstance(kernel, SphereKernel):
         scale = math.degrees(float(kernel.base_kernel.lengthscale.detach()) / kernel.radius)
         return f"{_name(kernel.base_kernel)} of the distance on the sphere, length-scale {scale:.3g} degrees"

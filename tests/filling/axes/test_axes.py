@@ -111,14 +111,17 @@ def test_longitudes_of_a_region_and_all_around():
     assert only([10.0, 20.0, 30.0], "lon").kind == "longitude"
     around = only(np.arange(0.0, 360.0, 10.0), "lon")
     assert around.kind == "circle"
-    gap = np.linalg.norm(around.points[0] - around.points[-1])
-    step = np.linalg.norm(around.points[0] - around.points[1])
-    assert gap == pytest.approx(step)
-    assert step == pytest.approx(10.0, rel=2e-3)  # a chord of ten degrees
+    assert around.period == 360.0
+    assert around.unit == "degrees"
+    assert around.encode([-10.0, 360.0, 400.0, 90.0])[:, 0].tolist() == [350.0, 360.0, 40.0, 90.0]
 
 
-def test_both_ends_of_the_seam_are_no_circle():
-    assert only(np.arange(0.0, 361.0, 10.0), "lon").kind != "circle"
+def test_both_ends_of_a_circle_may_be_one_point_but_no_others():
+    around = only(np.arange(-180.0, 181.0, 10.0), "lon")
+    assert around.kind == "circle"
+    assert around.points[[0, -1], 0].tolist() == [-180.0, 180.0]
+    assert only(np.arange(0.0, 25.0), "hour").kind == "circle"
+    assert only(np.arange(0.0, 26.0), "hour").kind == "number"  # 0 is 24, and 1 is 25
 
 
 def test_months_of_a_year_close_to_a_circle():

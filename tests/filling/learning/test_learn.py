@@ -156,8 +156,10 @@ def test_a_kernel_of_the_distance_is_recognized(monkeypatch):
         (("y", "x"), (np.arange(6.0), np.sqrt(np.arange(5.0))), None),
         (("lat", "lon"), (np.arange(0.0, 6.0), np.arange(5.0)), SpatialBlock((0, 1), False)),
         (("lat", "lon"), (np.arange(20.0, 80.0, 10.0), np.arange(5.0)), SpatialBlock((0, 1), True)),
+        (("lon", "lat"), (np.arange(0.0, 360.0, 30.0), [-70.0, 3.0, 80.0]), SpatialBlock((1, 0), True)),
+        (("lon", "z"), (np.arange(0.0, 360.0, 30.0), np.arange(4.0)), None),
     ],
-    ids=["plane", "irregular", "close to the equator", "sphere"],
+    ids=["plane", "irregular", "close to the equator", "sphere", "globe", "a circle with depths"],
 )
 def test_axes_of_space_that_share_a_kernel(names, coordinates, expected):
     axes = describe_axes([len(own) for own in coordinates], coordinates, names)
