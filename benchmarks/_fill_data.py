@@ -151,6 +151,7 @@ PROBLEMS: dict[str, Callable[[str, bool], Problem]] = {
     "colorado_tmax": _colorado,
     "lcbench_adult": _curves,
     "lcbench_higgs": _curves,
+    "lcbench_Fashion-MNIST": _curves,
 }
 
 
