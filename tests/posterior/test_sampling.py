@@ -756,7 +756,7 @@ def test_wrong_models_and_points_are_named():
     with torch.no_grad(), pytest.raises(ValueError, match="expected a model whose covar_module has a GappyGridKernel"):
         gaps.sample_posterior(plain, grid)
     empty = Model(None, None, gaps.GappyGridLikelihood(), ours.covar_module).double().eval()
-    with pytest.raises(ValueError, match="has no training data"):
+    with pytest.raises(ValueError, match="got no training data"):
         gaps.sample_posterior(empty, grid)
     with torch.no_grad(), gpytorch.settings.skip_posterior_variances(), pytest.raises(ValueError, match="Zero"):
         gaps.sample_posterior(ours, grid)
@@ -774,7 +774,7 @@ def test_too_many_scattered_points():
     ours, _, grid = models()
     with torch.no_grad(), settings.prediction_memory(100_000):
         gaps.sample_posterior(ours, grid, 2)
-        with pytest.raises(ValueError, match=r"joint draws at scattered points take a dense matrix of 60 x 60.*memory"):
+        with pytest.raises(ValueError, match=r"joint draws at scattered points need a dense matrix of 60 x 60.*memory"):
             gaps.sample_posterior(ours, dense.randn(60, 2).sigmoid(), 2)
         gaps.sample_posterior(ours, dense.randn(30, 2).sigmoid(), 2)
 
@@ -784,7 +784,7 @@ def test_too_many_observations_without_a_grid():
     with (
         torch.no_grad(),
         settings.prediction_memory(250_000),
-        pytest.raises(ValueError, match="draws of a kernel without a grid take a dense matrix"),
+        pytest.raises(ValueError, match="draws of a kernel without a grid need a dense matrix"),
     ):
         gaps.sample_posterior(ours, x, 2)
 
