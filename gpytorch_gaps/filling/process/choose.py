@@ -79,7 +79,10 @@ def _held_out_crps(filling: InMemoryFilling, chosen: ChosenModel) -> float:
     check = filling.check_model(chosen)
     if check is None:
         return math.inf
-    return filling.predictive_of(check, check.calibration).score(filling.withheld_values).crps
+    assert check.predicted is not None
+    std = check.predicted.variance.sqrt().numpy()
+    factor = filling.calibration(check, std, np.zeros(1, dtype=int))
+    return filling.predictive_of(check, factor).score(filling.withheld_values).crps
 
 
 def _words(transform: Transform | None) -> str:

@@ -17,6 +17,7 @@ from gpytorch_gaps.filling.arrays.outliers import about_wild, beyond_proportion
 from gpytorch_gaps.filling.arrays.targets import Targets
 from gpytorch_gaps.filling.axes.axis import Axis
 from gpytorch_gaps.filling.checking.calibration import Check, check_withheld, sample_gaps
+from gpytorch_gaps.filling.checking.factors import factors
 from gpytorch_gaps.filling.checking.holdout import Withheld
 from gpytorch_gaps.filling.checking.transformed import in_data_units
 from gpytorch_gaps.filling.learning.budget import MOST_DRAWS
@@ -194,7 +195,8 @@ class InMemoryFilling(Filling):
             std_method = prediction.how_variances
         report = self._reports(chosen, check, mean, std, solve=prediction.solve, std_method=std_method)
         if std is not None and check is not None:
-            std *= self.calibration(check)
+            measured = np.sqrt(std[where] ** 2 + (self._noise(chosen, where) if options.smooth else 0.0))
+            std[where] *= self.calibration(check, measured, np.nonzero(where)[0])
         if self.scales is not None:
             mean, std = mean * self.scales, None if std is None else std * self.scales
         self.predicted = mean, std
@@ -254,9 +256,9 @@ class InMemoryFilling(Filling):
         num_gaps, num_left = int(gaps.sum()), int((unknown & ~gaps).sum())
         return self._report(chosen, check, gap_variance, notes, num_gaps, num_left, **about)
 
-    def calibration(self, check: Check) -> Any:
-        """The factor on standard deviations, or an array with the factors of several variables."""
-        return check.calibration
+    def calibration(self, check: Check, std: np.ndarray, first: np.ndarray) -> np.ndarray | float:
+        """Factors on standard deviations `std` of measurements, (Q,), at these positions along the first axis."""
+        return factors(check, std) if self.transform is None else check.calibration
 
     def _noise(self, chosen: ChosenModel, cells: np.ndarray) -> np.ndarray:
         """Variances of measurement errors in the flagged cells of the grid."""
@@ -292,8 +294,5 @@ class InMemoryFilling(Filling):
 
     def _notes(self, num_observed: int) -> list[str]:
         wider = widening(num_observed)
-        if wider == 1.0 or not self.options.std:
-            return []
-        return [
-            f"only {num_observed} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"
-        ]
+        note = f"only {num_observed} observations, so hyperparameters are uncertain: std was multiplied by {wider:.2g}"
+        return [note] if wider != 1.0 and self.options.std else []

@@ -12,6 +12,7 @@ import numpy as np
 from gpytorch_gaps.filling.arrays.outliers import about_wild
 from gpytorch_gaps.filling.arrays.variables import VariablesAdapter
 from gpytorch_gaps.filling.checking.calibration import Check
+from gpytorch_gaps.filling.checking.factors import factors
 from gpytorch_gaps.filling.learning.choose import ChosenModel
 from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
 from gpytorch_gaps.filling.process.report import FillReport
@@ -54,10 +55,13 @@ class JointFilling(InMemoryFilling):
             )
         return reports
 
-    def calibration(self, check: Check) -> np.ndarray:
-        checks = [self._check_of(check, number) for number in range(len(self.adapter.by_name))]
-        factors = np.array([1.0 if own is None else own.calibration for own in checks])
-        return factors.reshape(-1, *[1] * (self.numbers.ndim - 1))
+    def calibration(self, check: Check, std: np.ndarray, first: np.ndarray) -> np.ndarray:
+        found = np.ones(std.shape)
+        for number in range(len(self.adapter.by_name)):
+            own, inside = self._check_of(check, number), np.broadcast_to(first == number, std.shape)
+            if own is not None and inside.any():
+                found[inside] = factors(own, std[inside])
+        return found
 
     def unit(self, variable: int) -> float:
         """The standard deviation by which a variable was divided."""

@@ -55,8 +55,9 @@ there.',)
     deviations and without a check, and for transformed values without standard deviations.
     """
     calibrated_by: float | None = None
-    """Factor by which all standard deviations were multiplied, because 95 % intervals of the model covered too few of
-    the withheld observations, or more than 99 %. `held_out` are the scores before that. None if there was no factor.
+    """Factor on standard deviations with which 95 % intervals cover 95 % of the withheld observations; None if those of
+    the model are right. If enough were withheld, small and large standard deviations have factors of their own, and
+    this is the factor of all together. `held_out` are the scores before that.
     """
     like_the_gaps: bool | None = None
     """Whether the errors of withheld observations and of gaps are about the same according to the model."""

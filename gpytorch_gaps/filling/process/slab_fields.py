@@ -10,6 +10,8 @@ import torch
 
 from gpytorch_gaps.filling.arrays.adapters import ArrayAdapter, write_gaps
 from gpytorch_gaps.filling.arrays.targets import Targets
+from gpytorch_gaps.filling.checking.calibration import Check
+from gpytorch_gaps.filling.checking.factors import factors
 from gpytorch_gaps.reconstruction.result import Reconstruction
 from gpytorch_gaps.utils.dtypes import is_gap
 
@@ -25,7 +27,8 @@ class SlabFields:
     :param smooth: whether observed values are replaced too.
     :param result: the reconstruction of the whole array.
     :param noise: variance of the noise of a measurement.
-    :param factor: factor on standard deviations.
+    :param factor: factor on all standard deviations.
+    :param check: the held-out check that calibrates them, if there is one.
     """
 
     adapter: ArrayAdapter
@@ -34,6 +37,7 @@ class SlabFields:
     result: Reconstruction
     noise: float
     factor: float
+    check: Check | None = None
 
     @property
     def has_std(self) -> bool:
@@ -92,6 +96,7 @@ class SlabFields:
         """Standard deviations of measurements in gaps, or of the field everywhere; NaN at gaps that are not filled."""
         unknown, gaps = self._gaps(held, start)
         variance = self.result.variance_slab(start, start + len(held)).double().cpu().numpy()
-        std = self.factor * np.sqrt(variance + (0.0 if self.smooth else self.noise))
+        calibration = 1.0 if self.check is None else factors(self.check, np.sqrt(variance + self.noise))
+        std = self.factor * calibration * np.sqrt(variance + (0.0 if self.smooth else self.noise))
         elsewhere = np.where(unknown, np.nan, std if self.smooth else 0.0)
         return np.where(gaps, std, elsewhere)

@@ -123,12 +123,12 @@ class StreamedFilling(Filling):
         if draws and self.part.targets.any():
             in_gaps = result.variance_at(self.part.positions).double().cpu().numpy()[self.part.targets]
             gap_variance = wider**2 * (float(in_gaps.mean()) + noise)
-        factor = wider * (1.0 if check is None else check.calibration)
         residual = result.report.misfit * math.sqrt(noise)  # root mean square
         no_variation = residual <= _NO_VARIATION * abs(float(chosen.mean.constant))
+        factor = wider
         if no_variation:  # the data do not determine a variance
             factor, gap_variance = math.nan, None
-        fields = SlabFields(self.adapter, self.targets, self.options.smooth, result, noise, factor)
+        fields = SlabFields(self.adapter, self.targets, self.options.smooth, result, noise, factor, check)
         mean, std, gaps = fields.in_chunks() if self.adapter.chunked else fields.computed()
         num_gaps, num_left = math.prod(self.source.shape) - result.report.num_train, 0
         if not self.targets.are_all:

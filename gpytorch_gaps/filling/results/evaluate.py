@@ -105,7 +105,7 @@ def _evaluation(fitted: Fitted, found: _Predictions) -> Evaluation:
         own, unit = found.positions[:, 0] == fitted.variable, filling.unit(fitted.variable)
     elif filling.scales is not None and filling.transform is None:
         notes.append(_UNITS_NOTE)
-    stretch = fitted.calibration_at(found.positions)
+    stretch = fitted.calibration_of(found.deviations, found.positions)
     if filling.transform is not None:
         return _transformed_evaluation(filling, found, stretch, notes)
     return Evaluation(

@@ -67,11 +67,13 @@ class Fitted:
         options = self.filling.options
         with seeded(options.seed):  # for variances from samples
             prediction = Prediction(self.model, x, options)
-            variance = prediction.variance().clamp_min(0.0) + (self._noise(x) if noise else 0.0)
+            variance = prediction.variance().clamp_min(0.0)
+        measured = variance + self._noise(x).to(variance.device)
         codes = np.stack([own[:, 0].round().astype(int) for own in points], axis=1)  # only those of labels are used
         unit = _at_labels(self.filling.scales, codes)
         wider = widening(int(self.filling.observed.sum()))
-        std = variance.sqrt().cpu().numpy() * self.calibration_at(codes) * wider
+        factor = self.calibration_of(measured.sqrt().cpu().numpy(), codes)
+        std = (measured if noise else variance).sqrt().cpu().numpy() * factor * wider
         return predictive(self.filling.transform, prediction.mean.cpu().numpy() * unit, std * unit)
 
     def _noise(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,9 +81,13 @@ class Fitted:
         known = self.filling.known_noise
         return self.chosen.noise_at(x) + (0.0 if known is None else float(np.mean(known[self.filling.observed])))
 
-    def calibration_at(self, positions: np.ndarray) -> np.ndarray | float:
-        """The factor by which the held-out check calibrates standard deviations at positions (Q, d) of the grid."""
-        return _at_labels(None if self.check is None else self.filling.calibration(self.check), positions)
+    def calibration_of(self, std: np.ndarray, positions: np.ndarray) -> np.ndarray | float:
+        """The factors by which the held-out check calibrates standard deviations of measurements.
+
+        :param std: (Q,), in the units of the model, noise included.
+        :param positions: (Q, d), those on the grid, of which labels are used.
+        """
+        return 1.0 if self.check is None else self.filling.calibration(self.check, std, positions[:, 0])
 
 
 def _at_labels(factors: np.ndarray | float | None, positions: np.ndarray) -> np.ndarray | float:

@@ -1,0 +1,33 @@
+"""The factors by which the held-out check multiplies standard deviations.
+
+If a check refutes the standard deviations of a model, it seldom refutes all of them alike: a kernel that is wrong far
+from data may be right among data. Withheld observations are therefore divided into groups by the standard deviation
+that the model expects. Each group has a factor of its own, 1 if its coverage may be chance. Between the medians of the
+groups, the logarithm of the factor is linear in that of the standard deviation; beyond them it is constant.
+"""
+
+import numpy as np
+
+from gpytorch_gaps.filling.checking.calibration import Check
+
+_MOST_GROUPS = 4
+_LEAST_INDEPENDENT = 100.0  # independent observations of a group: five of them are outside of 95 % intervals
+
+
+def factors(check: Check, std: np.ndarray) -> np.ndarray | float:
+    """The factors on standard deviations of measurements.
+
+    :param check: in the units of `std`.
+    :param std: standard deviations of the model, of any shape, noise included.
+    """
+    if check.calibration == 1.0 or check.predicted is None:
+        return check.calibration
+    expected = check.predicted.variance.sqrt().numpy()
+    count = int(np.clip(check.independent // _LEAST_INDEPENDENT, 1, _MOST_GROUPS))
+    groups = np.array_split(np.argsort(expected, kind="stable"), count)
+    if count == 1:
+        return check.calibration
+    sizes = [float(np.median(expected[rows])) for rows in groups]
+    own = [check.among(rows).calibration for rows in groups]
+    with np.errstate(divide="ignore"):  # observations have a standard deviation of zero
+        return np.exp(np.interp(np.log(std), np.log(sizes), np.log(own)))
