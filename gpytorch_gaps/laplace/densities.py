@@ -96,6 +96,24 @@ def curvature(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
         return -_derivative(_derivative(log_density(likelihood, f, y), f), f).detach()
 
 
+@singledispatch
+def step_information(likelihood: Likelihood, f: Tensor, y: Tensor, information: Tensor) -> Tensor:
+    """The precision of the Gaussian observations of one step towards the mode, if it is not log-concave. shape: (N,)
+
+    The larger of information and curvature: with the information alone, steps would be too long where the data say more
+    than expected.
+    """
+    return torch.maximum(information, curvature(likelihood, f, y))
+
+
+@step_information.register
+def _(likelihood: StudentTLikelihood, f: Tensor, y: Tensor, information: Tensor) -> Tensor:
+    """That of EM, with Student's t as a mixture of normal distributions: no step decreases ``log p``, and outliers,
+    which have almost no weight, do not hold it up."""
+    freedom = likelihood.deg_free.detach()
+    return (freedom + 1.0) / (freedom * likelihood.noise.detach() + (y - f).square())
+
+
 def _derivative(value: Tensor, f: Tensor) -> Tensor:
     """The derivative of every entry of `value` by the same entry of f; zero if it does not depend on f."""
     if not value.requires_grad:

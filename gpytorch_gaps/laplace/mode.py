@@ -11,7 +11,8 @@ A line search prevents the objective from decreasing. At the mode, ``a = g``. El
 bound on the error of the mean at any point, in units of its standard deviation.
 
 If W is an expected information, steps use the maximum of W and the curvature H of ``-log p``. With W alone, they would
-be too long where the data are more informative than expected.
+be too long where the data are more informative than expected. For Student's t, steps are those of EM: outliers have
+small weights, and do not slow down the others.
 """
 
 import math
@@ -25,7 +26,7 @@ from gpytorch.likelihoods import Likelihood
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
-from gpytorch_gaps.laplace.densities import curvature, derivatives, is_curvature, log_density
+from gpytorch_gaps.laplace.densities import derivatives, is_curvature, log_density, step_information
 from gpytorch_gaps.laplace.shared import SharedPreconditioner
 from gpytorch_gaps.operators.inspect import grid_covariance
 from gpytorch_gaps.operators.noisy import NoisyGridOperator
@@ -33,7 +34,7 @@ from gpytorch_gaps.posterior.train_covariance import wide_product
 from gpytorch_gaps.reports import NotConvergedWarning, one_report
 from gpytorch_gaps.solvers.config import SolveConfig
 
-_MAX_STEPS = 100
+_MAX_STEPS = 200
 _MAX_HALVINGS = 30
 _ENOUGH_OF_SLOPE = 1e-4  # a step must achieve this fraction of the increase predicted by the slope
 _SOLVE_SHARE = 0.1  # largest error of a solve, as a fraction of the current error
@@ -160,8 +161,8 @@ class _Newton:
         config = self.config.replace(tolerance=max(self.config.tolerance, min(0.5, wanted)), mean_tolerance=wanted)
         noise, slope = now.noise, (now.targets - now.latent) / now.noise
         if not is_curvature(self.likelihood):
-            largest = torch.maximum(1.0 / noise, curvature(self.likelihood, now.latent, self.y))
-            noise = pseudo_noise(largest, self.least).to(self.kernel.dtype).double()
+            information = step_information(self.likelihood, now.latent, self.y, 1.0 / noise)
+            noise = pseudo_noise(information, self.least).to(self.kernel.dtype).double()
         noisy = noisy_covariance(self.kernel, noise)
         rhs, guess = (now.latent + noise * slope - self.mean).unsqueeze(-1), now.weights.unsqueeze(-1)
         with self.shared.serving(noisy.system()):

@@ -220,6 +220,24 @@ def test_an_outlier_hardly_moves_a_student_t_model():
     assert (means[1] - means[0]).abs().max() < 0.1
 
 
+def test_many_outliers_do_not_hold_up_the_mode():
+    generator = torch.Generator().manual_seed(1)
+    likelihood = StudentTLikelihood().double()
+    likelihood.noise, likelihood.deg_free = 1e-3, 3.0
+    f = torch.sin(torch.arange(60, dtype=torch.float64) / 4)
+    noise, wild, chance = torch.randn(3, 60, generator=generator, dtype=torch.float64)
+    y = f + math.sqrt(1e-3) * noise + torch.where(chance > 0.8, 5.0 * wild, 0.0)  # a fifth of them
+    model, grid = series(y, likelihood)
+    model.covar_module.base_kernel.kernels[0].lengthscale = 4.0
+    with torch.no_grad(), gaps.settings.mean_tolerance(1e-6):
+        mean = model.eval()(grid.points()).mean
+        kernel = model.covar_module(*model.train_inputs).to_dense()
+    assert model.mode.converged
+    assert (mean - f).abs().max() < 0.1
+    slope = 4.0 * (y - mean) / (3.0 * 1e-3 + (y - mean).square())
+    torch.testing.assert_close(kernel @ slope + model.mean_module.constant.detach(), mean, rtol=0, atol=1e-6)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
