@@ -54,7 +54,9 @@ def reconstruct(
     progress: bool = True,
     group: Any = None,
 ) -> Reconstruction:
-    """The posterior mean of ``y = f + noise`` on a grid with gaps, where f is a GP with a product kernel.
+    """The posterior mean of ``y = f + noise`` on a grid with gaps, where f is a GP.
+
+    Its kernel is a product over axes, or a sum of such products.
 
     Cost if gaps are scattered: about ten sweeps over the grid of ``4 M r`` FLOPs, with r the rank of the longest axis.
     A rough kernel keeps all its eigenvectors. The weights then need several times the memory of the grid.
