@@ -85,7 +85,7 @@ class Neighbourhoods:
     """The observations that the points of each tile are regressed on. Regressions are computed on request.
 
     :param members: points of each tile, -1 for none.
-    :param rows: observations that they are regressed on, -1 for none.
+    :param rows: observations that they are regressed on, integers of 32 bits, -1 for none.
     """
 
     members: Tensor  # shape: (tiles, p)
@@ -109,7 +109,7 @@ class Neighbourhoods:
         for some, found, variances in self._some_at_a_time():
             coefficients[some] = found
             self._put(left, some, variances)
-        return Regressions(self.members, self.rows.clamp_min(0), coefficients, left)
+        return Regressions(self.members, self.rows.long().clamp_min(0), coefficients, left)
 
     def left(self) -> tuple[Tensor, Tensor]:
         """t and ``|b|`` of all points, without the coefficients. shape: (Q,) each"""
@@ -122,7 +122,7 @@ class Neighbourhoods:
     def of_members(self, tile: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, coefficients in float64, and t, of some members of tiles. shape: (P,) each -> (P, m), (P, m), (P,)"""
         assert self.regression is not None
-        points, rows = self.members[tile, member].unsqueeze(-1), self.rows[tile]
+        points, rows = self.members[tile, member].unsqueeze(-1), self.rows[tile].long()
         found = [
             self.regression.of(points[some], rows[some]) for some in torch.arange(len(tile)).split(self._at_a_time)
         ]
@@ -134,7 +134,7 @@ class Neighbourhoods:
         assert self.regression is not None
         for start in range(0, len(self.rows), self._at_a_time):
             some = slice(start, start + self._at_a_time)
-            yield some, *self.regression.of(self.members[some], self.rows[some])
+            yield some, *self.regression.of(self.members[some], self.rows[some].long())
 
     @property
     def _at_a_time(self) -> int:
@@ -175,7 +175,7 @@ def neighbourhoods(
 
     def around(members: Tensor, centres: Tensor, count: int) -> Neighbourhoods:
         rows = correlated_rows(joint, first.row_index, centres, count)
-        return Neighbourhoods(members, rows, regression, variance)
+        return Neighbourhoods(members, rows.int(), regression, variance)
 
     factors = [own.double() for own in axis_covariances(first.factors)]
     places, best, least = first.row_index if cells is None else cells, None, math.inf
@@ -198,7 +198,7 @@ def neighbourhoods(
 def _affordable(members: Tensor, num_rows: int, num_axes: int, memory: float, held: bool) -> int:
     """The number of neighbours of each tile, limited by memory and work."""
     most = _NUM_NEIGHBOURS if num_axes > 1 else min(_NUM_NEIGHBOURS, _NUM_NEIGHBOURS_OF_A_SERIES)
-    by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel() if held else 8 * len(members))
+    by_memory = _SHARE_OF_MEMORY * memory / (4 * members.numel() if held else 4 * len(members))
     by_flops = (3.0 * _FLOPS / len(members)) ** (1.0 / 3.0)
     return int(min(num_rows, most, max(_LEAST_NEIGHBOURS, min(by_memory, by_flops))))
 
