@@ -39,21 +39,27 @@ def predictions(given: Problem, seen: np.ndarray, method: str) -> tuple[np.ndarr
     return np.asarray(found.mean), np.asarray(found.std), str(found.report)
 
 
-def measure(child: Child, given: Problem, shape: str, seed: int, method: str) -> None:
-    """Fills and scores, in a process of its own."""
-    held = withheld(given, shape, seed)
+def fill_and_score(given: Problem, held: np.ndarray, method: str) -> dict[str, Any]:
+    """Errors at the withheld cells, coverage if the method has error bars, and seconds."""
     seen = np.where(held, np.nan, given.values)
-    warnings.simplefilter("ignore")
-    with child.clock():
-        started, cpu = time.perf_counter(), time.process_time()
-        mean, std, report = predictions(given, seen, method)
-        child.report(seconds=time.perf_counter() - started, cpu_seconds=time.process_time() - cpu)
+    started, cpu = time.perf_counter(), time.process_time()
+    mean, std, report = predictions(given, seen, method)
+    facts: dict[str, Any] = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
     error = (given.values - mean)[held]
-    facts: dict[str, Any] = {"rmse": float(np.sqrt(np.mean(error**2))), "crps": float(np.mean(np.abs(error)))}
+    facts |= {"rmse": float(np.sqrt(np.mean(error**2))), "crps": float(np.mean(np.abs(error))), "report": report}
     if std is not None:
         score = score_errors(torch.from_numpy(error), torch.from_numpy(std[held]))
         facts |= {"crps": score.crps, "coverage": score.coverage}
-    child.report(**facts, report=report, outcome="done")
+    return facts
+
+
+def measure(child: Child, given: Problem, shape: str, seed: int, method: str) -> None:
+    """Fills and scores, in a process of its own."""
+    warnings.simplefilter("ignore")
+    held = withheld(given, shape, seed)
+    with child.clock():
+        facts = fill_and_score(given, held, method)
+    child.report(**facts, outcome="done")
 
 
 def compare(given: Problem, shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
