@@ -91,6 +91,12 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
     return markdown_table(COLUMNS, lines)
 
 
+def failures(cases: Sequence[dict[str, Any]]) -> str:
+    """The methods that gave no result, such as those whose package is missing."""
+    listed = [(case["data"], name, facts) for case in cases for name, facts in case["methods"].items()]
+    return "\n".join(f"No result: {data}, {name}: {facts['error']}" for data, name, facts in listed if "error" in facts)
+
+
 def draw(cases: Sequence[dict[str, Any]], path: Path) -> None:
     """RMSE of every other method, as a multiple of that of ``fill_gaps``."""
     plt = pyplot()
@@ -130,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         if options.json is not None:
             write_json(options.json, {"machine": facts, "full": options.full, "cases": list(cases.values())})
     ordered = [cases[name] for name in PROBLEMS if name in cases]
-    print(f"\n{table(ordered)}")
+    print(f"\n{table(ordered)}\n\n{failures(ordered)}".rstrip())
     if options.draw is not None:
         draw(ordered, options.draw)
     return ordered

@@ -44,7 +44,8 @@ def test_the_table_has_the_best_other_method_and_published_figures(tmp_path, mon
     assert list(league.others(case)) == ["near", "mean"]
     assert case["methods"]["fill_gaps"]["rmse"] == pytest.approx(0.01)
     assert case["methods"]["fill_gaps"]["coverage"] == 1
-    line = capsys.readouterr().out.splitlines()[-1]
+    *_, line, _, failed = capsys.readouterr().out.splitlines()
+    assert failed == "No result: irish_wind, broken: ValueError: no"
     assert "| 0.5 (near) | 0.5 |" in line
     assert line.endswith("| 0.5 (theirs) |")
     pytest.importorskip("matplotlib")
