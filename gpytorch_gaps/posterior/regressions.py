@@ -28,7 +28,8 @@ from gpytorch_gaps.posterior.train_covariance import summands
 _NUM_NEIGHBOURS = 320  # largest number of neighbours
 _NUM_NEIGHBOURS_OF_A_SERIES = 64  # largest number along a single axis: neighbours at both ends of a tile
 _LEAST_NEIGHBOURS = 8
-_TILE_POINTS = (64, 16, 4, 1)  # sizes of tiles: the one with the smallest t is used
+_TILE_POINTS = (64, 16, 4, 1)  # sizes of tiles: a smaller one is used if its t is smaller
+_WORTH_MORE_TILES = 0.005  # mean relative decrease of t that four times as many factorisations must give
 _TRIED_POINTS = 96  # points at which sizes are compared
 _FLOPS = 1e11  # for all factorisations: about ten seconds on a core
 _SHARE_OF_MEMORY = 0.5  # share of the memory for coefficients
@@ -189,7 +190,7 @@ def neighbourhoods(
         tile, where = there[:, 0].unique(return_inverse=True)
         tried = around(members[tile], centres[tile], count).of_members(where, there[:, 1])[-1]
         left = float(tried.clamp_min(torch.finfo(tried.dtype).tiny).log().mean())
-        if best is None or left < least:
+        if best is None or left < least - _WORTH_MORE_TILES:
             best, least = (members, centres, count), left
     assert best is not None  # a tile of one point is always tried
     return around(*best)
