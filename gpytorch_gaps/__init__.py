@@ -165,7 +165,7 @@ if not TYPE_CHECKING:
 
 
 def _load(name: str) -> Any:
-    """A public name from its home; any other name is a submodule, or nothing."""
+    """Imports a public name from its module. Any other name is imported as a submodule, if there is one."""
     home = f"{__name__}.{_HOMES.get(name, name)}"
     try:
         module = importlib.import_module(home)

@@ -209,7 +209,7 @@ def also_record_to(records: Iterable[SolveRecord]) -> Iterator[None]:
 
 
 class Together:
-    """Solves that share one report."""
+    """Collects solves that share one report."""
 
     def __init__(self) -> None:
         self.residual: Tensor | None = None  # residual of all solves together, if it was computed

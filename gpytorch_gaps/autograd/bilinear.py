@@ -65,7 +65,7 @@ def thin_bilinear_gradient(roots: Sequence[Tensor], left: Tensor, right: Tensor)
 
 
 def _seen_from(axis: int, roots: Sequence[Tensor], grid: Tensor) -> Tensor:
-    """All axes but one contracted with their roots. shape: (*batch, m_1, .., m_d, C) -> (*batch, m_i, ...)"""
+    """Contracts all axes except one with their roots. shape: (*batch, m_1, .., m_d, C) -> (*batch, m_i, ...)"""
     axes = len(roots)
     for other, root in enumerate(roots):
         if other != axis:

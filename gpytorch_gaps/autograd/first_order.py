@@ -1,9 +1,9 @@
 """Exact first derivatives. Second derivatives are not implemented, and raise an error instead of being wrong.
 
-Eigenvalues are differentiated without their eigenvectors: ``d lambda = q' (dK) q`` holds for simple and repeated
-eigenvalues alike (for symmetric functions of them, any orthonormal basis of the eigenspace works), while ``dq`` divides
-by differences of eigenvalues. Eigenvalues therefore enter autograd as Rayleigh quotients with frozen eigenvectors:
-their value and first derivative are exact.
+Eigenvalues are differentiated without their eigenvectors. ``d lambda = q' (dK) q`` holds for simple eigenvalues. It
+also holds for repeated ones in symmetric functions of them, with any orthonormal basis of the eigenspace. In contrast,
+``dq`` contains divisions by differences of eigenvalues. Eigenvalues therefore enter autograd as Rayleigh quotients with
+frozen eigenvectors. Their values and first derivatives are exact.
 """
 
 from collections.abc import Sequence

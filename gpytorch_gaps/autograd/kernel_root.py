@@ -1,10 +1,11 @@
-"""A root of a covariance that may be differentiated although its eigenvectors may not.
+"""A differentiable root of a covariance, although eigenvectors have no derivative if eigenvalues are repeated.
 
 ``K = Q T Q'`` has the symmetric root ``S = Q T^(1/2) Q'``, which does not depend on the choice of Q, and whose
-derivative solves ``S dS + dS S = dK``: entry by entry ``dS_ab = dK_ab / (s_a + s_b)`` in the eigenbasis. Repeated
-eigenvalues do no harm. A thin root is ``R = S Q_r``, with the r eigenvectors that are not lost in rounding held fixed:
-``R R' = K`` in value and first derivative. A draw is ``S z = R (Q_r' z)`` with m standard normal numbers z: unlike
-``R z'`` with r of them it does not turn with the eigenvectors, and moves smoothly with K.
+derivative solves ``S dS + dS S = dK``: entry by entry, ``dS_ab = dK_ab / (s_a + s_b)`` in the eigenbasis. Repeated
+eigenvalues are no problem. A thin root is ``R = S Q_r``, where Q_r are the r eigenvectors whose eigenvalues exceed
+rounding. They are held fixed, and ``R R' = K`` holds for values and first derivatives. A draw is ``S z = R (Q_r' z)``
+with m standard normal numbers z. It does not depend on the choice of eigenvectors, as ``R z'`` with r numbers would,
+and is a smooth function of K.
 
 >>> root, _ = kernel_root(torch.tensor([[4.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
 >>> root.abs().tolist()

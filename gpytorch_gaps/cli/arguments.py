@@ -39,7 +39,7 @@ def positive(text: str) -> float:
 
 
 def max_gap(text: str) -> tuple[str | int, int | str]:
-    """The axis, and a number of cells or a length with its unit."""
+    """Parses ``AXIS=LENGTH`` into the axis, and a number of cells or a length with its unit."""
     axis, equals, length = text.partition("=")
     if not equals or not axis.strip() or not length.strip():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected AXIS=LENGTH, such as time=5 or time='5 days'")

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     :param arguments: arguments of the command line. Default: ``sys.argv[1:]``.
-    :return: the exit code; see above.
+    :return: the exit code: 0 after success, 1 after an error, 2 after wrong usage, 130 after an interruption.
     :raises SystemExit: with code 2 on wrong usage, with code 0 after ``--help`` and ``--version``.
 
     >>> from gpytorch_gaps.cli.main import main

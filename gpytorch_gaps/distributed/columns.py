@@ -26,7 +26,10 @@ _SAME = 1e-6  # relative: rounding on another machine differs by less, another s
 
 
 class _SumOverRanks(Function):
-    """A sum over processes. Gradients go to the own part, times the number of processes: they are averaged later."""
+    """A sum over processes. In the backward pass, each process gets the gradient with respect to its own part.
+
+    It is multiplied by the number of processes, because gradients are averaged over the processes later.
+    """
 
     @staticmethod
     def forward(ctx: Any, ranks: Communicator, own: Tensor, *of: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ def reading(path: Path, expected: str) -> AbstractContextManager[None]:
 
 
 def choose(path: Path, names: Iterable[str], variable: str, what: str = "variable") -> str:
-    """The variable, if it is one of the names."""
+    """Returns `variable`, or raises a ValueError if it is not one of the names."""
     names = list(names)
     if variable not in names:
         listed = ", ".join(map(str, names)) or "none"

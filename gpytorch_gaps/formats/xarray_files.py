@@ -37,7 +37,10 @@ MEANING = ("units", "calendar", "coordinates", "grid_mapping", "bounds", "cell_m
 
 
 class XarrayFile(OpenedFile):
-    """`dataset` is the whole file, `data` its numeric variables, or the only one."""
+    """A file that xarray opens.
+
+    `dataset` is the whole file. `data` is a Dataset of its numeric variables, or a DataArray if there is only one.
+    """
 
     has_variables = True
     holds_one_array = False

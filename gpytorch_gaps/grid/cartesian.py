@@ -185,7 +185,7 @@ class CartesianGrid(torch.nn.Module):
 
 
 def refuse_other_grid(grid: CartesianGrid, state_dict: Mapping[str, Tensor], prefix: str) -> None:
-    """Raises if a state about to be loaded into a model holds the axes of another grid.
+    """Raises an error if a state dict, about to be loaded into a model, contains the axes of another grid.
 
     The training data would stay on the model's grid while its predictions would move to the other coordinates.
     """

@@ -39,7 +39,7 @@ class CircleKernel(Kernel):
 
     @property
     def stationary_columns(self) -> dict[int, Period]:
-        """Rotations leave the covariance as it is: see :mod:`gpytorch_gaps.kernels.blocks`.
+        """The covariance does not change under rotations: see :mod:`gpytorch_gaps.kernels.blocks`.
 
         This holds for a function of the distance. One length-scale per column makes an ellipse of the circle.
         """

@@ -1,6 +1,6 @@
 """Sums, scales and products of kernels on a grid, expanded into a list of terms that keep the grid's structure.
 
-GPyTorch evaluates ``AdditiveKernel`` and ``ProductKernel`` without knowledge of grids: it multiplies test x train
+GPyTorch evaluates ``AdditiveKernel`` and ``ProductKernel`` without regard to grids: it multiplies test x train
 covariances densely. :func:`patch_composite_kernels` expands them by the distributive law instead:
 
     sum          the terms of all its kernels

@@ -100,16 +100,18 @@ def curvature(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
 def step_information(likelihood: Likelihood, f: Tensor, y: Tensor, information: Tensor) -> Tensor:
     """The precision of the Gaussian observations of one step towards the mode, if it is not log-concave. shape: (N,)
 
-    The larger of information and curvature: with the information alone, steps would be too long where the data say more
-    than expected.
+    It is the larger one of information and curvature. With the information alone, steps would be too long where the
+    data are more informative than expected.
     """
     return torch.maximum(information, curvature(likelihood, f, y))
 
 
 @step_information.register
 def _(likelihood: StudentTLikelihood, f: Tensor, y: Tensor, information: Tensor) -> Tensor:
-    """That of EM, with Student's t as a mixture of normal distributions: no step decreases ``log p``, and outliers,
-    which have almost no weight, do not hold it up."""
+    """The precision of an EM step, with Student's t as a mixture of normal distributions.
+
+    No such step decreases ``log p``. Outliers have small weights, and do not slow down the others.
+    """
     freedom = likelihood.deg_free.detach()
     return (freedom + 1.0) / (freedom * likelihood.noise.detach() + (y - f).square())
 

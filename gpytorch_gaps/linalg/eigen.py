@@ -148,7 +148,7 @@ class KroneckerEigen:
 
 
 def factored_if_cheaper(known: KroneckerEigen | None) -> KroneckerEigen | None:
-    """The decomposition, if one is known and products with its roots are cheaper than with K."""
+    """The known decomposition, if products with its low-rank roots are cheaper than products with K; else None."""
     return known if known is not None and known.is_low_rank else None
 
 

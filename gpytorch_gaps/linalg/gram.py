@@ -58,7 +58,7 @@ def pair_flops(shapes: Sequence[tuple[int, int]], rank: int) -> tuple[float, flo
 
 
 def structured_gram(vectors: Sequence[Tensor], positions: Tensor, contract: Contraction) -> Tensor:
-    """``S_p Q' diag(w) Q S_p'`` by axes, for a mask that is not held as a tensor.
+    """``S_p Q' diag(w) Q S_p'`` axis by axis, for a mask that is not stored as a tensor.
 
     :param contract: computes ``(x) B_i' w`` for any bases B_i.
     """
@@ -80,10 +80,10 @@ def _gram_by_axis(vectors: Sequence[Tensor], positions: Tensor, weights: Tensor)
 def _gram_from_pairs(
     vectors: Sequence[Tensor], positions: Tensor, contract: Contraction, at_once: int, within: int = 1
 ) -> Tensor:
-    """Look up every entry in a table of pair products.
+    """Looks up every entry in a table of pair products.
 
-    :param at_once: numbers of the table that are held at a time.
-    :param within: numbers that a contraction holds for every pair of the first axis.
+    :param at_once: how many numbers of the table are in memory at a time.
+    :param within: how many numbers a contraction needs in memory for every pair of the first axis.
     """
     rank = positions.size(-1)
     pairs, pair_of = zip(*[_pair_basis(q) for q in vectors], strict=True)

@@ -1,11 +1,12 @@
 """Interpolation matrices: ``W g`` reads a grid at scattered points, ``W' v`` puts values of the points onto the grid.
 
-A row of W is a tensor product over axes. On axis i a point sees s neighbouring places, from ``c_i`` on::
+A row of W is a tensor product over axes. On axis i, a point is interpolated from s neighbouring places::
 
     W[n, (x_1, ..., x_d)]  =  prod_i w_i[n, x_i - c_i(n)],      0 <= x_i - c_i(n) < s
 
-With s = 4 this is cubic convolution (Keys 1981), as structured kernel interpolation uses it. With s = 1 and weights of
-one, W selects cells. Products are sparse. Entries of ``W (F_1 ⊗ ... ⊗ F_d) W'`` are products over axes, too.
+where ``c_i(n)`` is the first of these places. With s = 4 this is cubic convolution (Keys 1981), as in structured kernel
+interpolation. With s = 1 and weights of one, W selects cells. W is a sparse matrix. Entries of
+``W (F_1 ⊗ ... ⊗ F_d) W'`` are products over axes, too.
 
 >>> axes = [torch.linspace(0.0, 5.0, 6, dtype=torch.float64)]
 >>> rows = GridInterpolation.cubic(axes, torch.tensor([[2.5]], dtype=torch.float64))
@@ -33,11 +34,11 @@ _CHUNK_NUMBERS = 2**22  # numbers made at once from the points: 32 MiB of float6
 
 
 class GridInterpolation:
-    """W, the rows by which a grid is interpolated at N points.
+    """W, the matrix that interpolates values of a grid at N points.
 
-    :param first: the first place that each point sees on each axis, shape (N, d).
-    :param weights: what it gives to that place and the next ones, float64, shape (N, d, s).
-    :param shape: places on each axis.
+    :param first: the first place on each axis from which a point is interpolated, shape (N, d).
+    :param weights: weights of this place and the s - 1 places that follow it, float64, shape (N, d, s).
+    :param shape: number of places on each axis.
     :raises ValueError: for shapes that do not fit together, or places that are not on the axes.
 
     >>> first, weights = torch.tensor([[1], [0]]), torch.tensor([[[0.5, 0.5]], [[1.0, 0.0]]]).double()
@@ -203,12 +204,13 @@ class GridInterpolation:
     def gram(self, vectors: Sequence[Tensor], positions: Tensor, scales: Tensor) -> Tensor:
         """``F' diag(v) F`` for ``F = W Q S_p'``, differentiable in v, by the contraction of :func:`masked_gram`.
 
-        On an axis a point contributes ``t t'`` for ``t = Σ_s w_s q_s``, q_s the rows of Q that it sees. By polarisation
-        this is a sum of squares of rows of Q, and of sums of two of them, which make up a longer axis:
+        On an axis, a point contributes ``t t'`` with ``t = Σ_s w_s q_s``, where q_s are the rows of Q from which it is
+        interpolated. By polarisation, this is a sum of squares of rows of Q and of sums of two rows. These rows and
+        sums are the levels of a longer axis:
 
             t t'  =  Σ_s (w_s^2 - w_s Σ_{u != s} w_u) q_s q_s'  +  Σ_{s < u} w_s w_u (q_s + q_u)(q_s + q_u)'
 
-        so that W' diag(v) W becomes a mask over the cells of the longer axes, for any number of points.
+        W' diag(v) W thus becomes a mask over the cells of the longer axes, for any number of points.
 
         :param vectors: Q_i, shape (*batch, m_i, r_i) each.
         :param positions: column of each Q_i that makes up column a of F, shape (d, p).

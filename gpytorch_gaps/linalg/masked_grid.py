@@ -65,11 +65,11 @@ class MaskedGrid:
         return self._sweep(bases, weights.to(bases[0].dtype))
 
     def project(self, bases: Sequence[Tensor]) -> Tensor:
-        """``Phi' W' 1``: the mask itself. shape: (r_1, .., r_d)"""
+        """``Phi' W' 1``, the product with the mask itself. shape: (r_1, .., r_d)"""
         return self._sweep(bases, None)
 
     def _sweep(self, bases: Sequence[Tensor], weights: Tensor | None) -> Tensor:
-        """:meth:`gram`, or :meth:`project` without weights, with the axis carried for which it costs less."""
+        """:meth:`gram`, or :meth:`project` without weights. It carries the axis that makes the sweep cheaper."""
         if len(self.shape) == 1:  # add a second axis, which is expanded first
             bases, weights = [bases[0].new_ones(1, 1), *bases], None if weights is None else weights.unsqueeze(0)
         sizes = [basis.size(-2) for basis in bases]
@@ -102,7 +102,10 @@ class MaskedGrid:
         return inside.permute(2, 0, 1).contiguous() if first else inside
 
     def _tile_shape(self, basis: Tensor, by_rows: bool) -> tuple[int, int]:
-        """Tiles of a narrow basis must stay in cache; for a wide one, the matrix product itself is blocked."""
+        """Height and width of a tile. With a narrow basis, tiles must fit in cache.
+
+        With a wide basis they may be larger, because the matrix product works on small blocks anyway.
+        """
         rank, available = basis.size(-1), _TILE_BYTES if basis.device.type == "cpu" else _TILE_BYTES_ON_DEVICE
         size = max(self._tile or available // basis.element_size(), 4 * rank * _TILE_ROWS)
         short = max(_TILE_ROWS, rank // 2)
@@ -110,7 +113,7 @@ class MaskedGrid:
         return (short, long) if by_rows else (long, short)
 
     def _tiles(self, mask: Tensor, basis: Tensor, weights: Tensor | None) -> Tensor:
-        """``X basis`` for ``X = mask * (weights basis')``, or for the mask itself, a tile of X at a time.
+        """``X basis`` for ``X = mask * (weights basis')``, computed tile by tile. Without weights, X is the mask.
 
         Strips of X are independent, and each runs in one thread. If threads shared the product of a single tile, they
         would often wait for each other, and for other programs.

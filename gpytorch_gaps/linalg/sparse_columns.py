@@ -1,9 +1,10 @@
-"""A sparse matrix with a few entries in every column, of which its own and earlier rows in some ordering.
+"""A sparse matrix that is upper triangular in some ordering of its rows, with a few entries in every column.
 
-On the CPU, products and triangular solves are those of torch's compressed sparse rows. On other devices, which may have
-none, products are gathers and sums, one entry of every column at a time. A triangular solve ``(D + N) x = b`` then
-repeats ``x <- D^-1 (b - N x)`` until x stays the same: after as many times as the longest chain of neighbours, some
-hundreds, as N is nilpotent. So it does on CPUs for which torch has no sparse solves: it takes these from MKL.
+On the CPU, products and triangular solves use torch's compressed sparse rows. Other devices may lack these. There,
+products are gathers and sums, one entry of every column at a time. A triangular solve ``(D + N) x = b`` repeats
+``x <- D^-1 (b - N x)`` until x stays the same. This ends because N is nilpotent: the number of repetitions is the
+length of the longest chain of neighbours, a few hundred. CPUs without MKL, which torch needs for sparse solves, use
+the same iteration.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class SparseColumns:
         self._has_solves = self._is_sparse and torch.backends.mkl.is_available()
 
     def to(self, dtype: torch.dtype) -> "SparseColumns":
-        """The same entries in another precision. Compressed rows that are known share their places."""
+        """The same entries in another precision. Existing compressed rows are converted, and share their indices."""
         if dtype == self.values.dtype:
             return self
         other = SparseColumns(self.rows, self.values.to(dtype), self.rank)
@@ -93,14 +94,14 @@ class SparseColumns:
 
     @cached_property
     def _in_order(self) -> tuple[Tensor, Tensor]:
-        """The rows in order, and ``U'`` in that order, lower triangular."""
+        """Row numbers sorted by `rank`, and ``U'`` with rows and columns in this order, which is lower triangular."""
         order = self.rank.argsort()
         own = self.rows[order]
         return order, _compressed(torch.where(own >= 0, self.rank[own.long()], -1), self.values[order])
 
     @cached_property
     def _upper_in_order(self) -> Tensor:
-        """U with its rows and columns in order, upper triangular."""
+        """U with rows and columns sorted by `rank`, an upper triangular matrix."""
         return transposed_rows(self._in_order[1])
 
     def _product(self, x: Tensor, width: int) -> Tensor:
@@ -119,7 +120,7 @@ class SparseColumns:
 
     @cached_property
     def _safe_rows(self) -> Tensor:
-        """Rows of the entries; N, a row of zeros, where there is none. shape: (k, N)
+        """Rows of the entries. Missing entries have the row N, which contains zeros. shape: (k, N)
 
         Sweeps may overflow before they settle. Zero times infinity is not a number, and would stay one.
         """

@@ -1,7 +1,7 @@
-"""A sparse matrix with the same number of entries in every row: its products, and those of its transpose.
+"""A sparse matrix with the same number of entries in every row, and products with it and with its transpose.
 
-On a CPU by torch's sparse matrices, which multiply many columns ten times as fast as look-ups do. On a device by
-look-ups and additions, which every device has, and which make the host wait for nothing.
+On a CPU, products use torch's sparse matrices. With many columns, these are ten times as fast as look-ups. On other
+devices, products use look-ups and additions. All devices have these, and the host does not wait for them.
 
 >>> rows = SparseRows(torch.tensor([[0, 2], [1, 2]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64), 3)
 >>> rows.matmul(torch.eye(3)).tolist()
@@ -40,7 +40,7 @@ class SparseRows:
         return self.product(x, transposed=True)
 
     def product(self, x: Tensor, transposed: bool) -> Tensor:
-        """Either of them."""
+        """``W x``, or ``W' x`` if `transposed`."""
         if torch.is_grad_enabled() and x.requires_grad:
             return _Product.apply(self, transposed, x)
         return self._product(x, transposed)
@@ -108,13 +108,13 @@ def compressed_rows(starts: Tensor, columns: Tensor, values: Tensor, size: tuple
 
 
 def with_dtype(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compressed sparse rows in another precision, whose places are those of the given ones, not copies."""
+    """Compressed sparse rows in another precision. Indices are shared with the given matrix, not copied."""
     parts = matrix.crow_indices(), matrix.col_indices(), matrix.values().to(dtype)
     return compressed_rows(*parts, (matrix.size(0), matrix.size(1)))
 
 
 def transposed_rows(matrix: Tensor) -> Tensor:
-    """The transpose of compressed sparse rows, by SciPy: torch sorts for it, which takes ten times as long.
+    """The transpose of compressed sparse rows, by SciPy. torch would sort the entries, which takes ten times as long.
 
     >>> transposed_rows(torch.tensor([[0.0, 2.0], [0.0, 3.0]]).to_sparse_csr()).to_dense()
     tensor([[0., 0.],
@@ -128,7 +128,7 @@ def transposed_rows(matrix: Tensor) -> Tensor:
 
 @contextmanager
 def without_notes() -> Iterator[None]:
-    """Without torch's notes that compressed sparse tensors are in beta state, and not checked."""
+    """Suppresses torch's warnings that compressed sparse tensors are in beta state and are not checked."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
         yield

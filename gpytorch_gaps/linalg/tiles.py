@@ -41,13 +41,13 @@ def _typical(corr: Tensor, lag: int) -> float:
 
 
 def tiles(factors: Sequence[Tensor], cells: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Cells by tile, each of which holds at most `size`.
+    """Divides cells into tiles. A tile contains at most `size` cells.
 
     :param factors: K_i, or their correlations, shape (m_i, m_i), or by lag (m_i,), each.
     :param cells: flat cells, which may repeat, shape (Q,).
     :param size: the largest number of cells.
-    :return: the cell in the middle of each tile's own, shape (tiles,), and the positions of these in `cells`, -1 where
-        a tile has fewer, shape (tiles, p).
+    :return: the cell in the middle of the cells of each tile, shape (tiles,); and the positions in `cells` of the cells
+        of each tile, filled up with -1, shape (tiles, p).
     """
     shape = [len(factor) for factor in factors]
     lengths, levels = tile_shape(factors, size), unravel(cells, shape)

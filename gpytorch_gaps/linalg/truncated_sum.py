@@ -63,7 +63,7 @@ class TruncatedSum:
 
     @cached_property
     def kept(self) -> tuple[Tensor, ...]:
-        """The places in the box of each term of the products that are kept. shape: (R_t,) each"""
+        """Flat positions, in the box of each term, of the products that are kept. shape: (R_t,) each"""
         return tuple(term.products.flatten().nonzero().squeeze(-1) for term in self.terms)
 
     @cached_property
@@ -78,7 +78,7 @@ class TruncatedSum:
 
     @property
     def is_full(self) -> bool:
-        """Whether no axis of a term was truncated."""
+        """Whether there is a term none of whose axes was truncated."""
         return any(term.is_full for term in self.terms)
 
     @property

@@ -58,7 +58,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
                 f"the kernel {kernel.dtype} on {kernel.device}; expected the same"
             )
 
-    # -- what a subclass says ----------------------------------------------------------------------------------------
+    # -- what a subclass defines ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def system(self) -> NoisySystem:

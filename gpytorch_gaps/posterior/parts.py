@@ -116,7 +116,7 @@ class PosteriorParts:
             yield replace(part, prior=_evaluated(part.prior), cross=_evaluated(part.cross))
 
     def columns_at_once(self, more: int = 0) -> int:
-        """How many columns are solved for at once.
+        """The number of columns that are solved for at once.
 
         A solve stores about ten numbers per observation and column, which must fit in memory. On a CPU, they must also
         fit in its cache: on a large grid, single columns are faster.

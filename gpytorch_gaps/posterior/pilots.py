@@ -26,7 +26,7 @@ from gpytorch_gaps.reports import one_report
 
 _NUM_PILOTS = 192
 _COLUMNS = (2, 8)  # smallest and largest number of right-hand sides
-_POINTS_BETWEEN_PILOTS = 2000  # wanted distance of the pilots of one right-hand side, counted in points
+_POINTS_BETWEEN_PILOTS = 2000  # distance between pilots of one right-hand side, as a number of points
 
 
 class Pilots(NamedTuple):
@@ -40,7 +40,7 @@ class Pilots(NamedTuple):
 
     @property
     def off(self) -> Tensor:
-        """Both errors together."""
+        """The sum of both errors."""
         return self.noise + self.missed
 
 
@@ -48,7 +48,7 @@ class Pilots(NamedTuple):
 def pilots(parts: PosteriorParts, local: Neighbourhoods) -> Pilots:
     """Pilots at random: all points are divided into equal parts, and one point is picked from each.
 
-    :param local: neighbours of the points, not none.
+    :param local: neighbours of the points. There must be some.
     """
     generator = torch.Generator().manual_seed(0)
     places = (local.members >= 0).nonzero()  # nearby points are adjacent in this order

@@ -40,7 +40,7 @@ _RIDGE = 1e-10  # added to a matrix that is numerically singular, as a fraction 
 
 @dataclass(frozen=True)
 class Regressions:
-    """Coefficients b and residual variances t of some points. Without neighbours, only t.
+    """Coefficients b and residual variances t of some points. Points without neighbours have only t.
 
     :param members: points of each tile, -1 for none.
     :param rows: observations that the points of each tile are regressed on, in any order.
@@ -101,7 +101,7 @@ class Neighbourhoods:
         return cls(empty, empty, None, variance)
 
     def regressions(self) -> Regressions:
-        """All of them."""
+        """The regressions of all points."""
         if self.regression is None:
             return Regressions.on_nothing(self.variance)
         shape = *self.members.shape, self.rows.size(-1)

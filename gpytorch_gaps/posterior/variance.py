@@ -94,7 +94,7 @@ def _by_solves(parts: PosteriorParts) -> tuple[Tensor, VarianceReport]:
 
 
 def why_not_exact(parts: PosteriorParts, columns: int) -> str | None:
-    """Why `columns` exact solves are made only on request; None if they are affordable."""
+    """The reason not to solve for `columns` columns unless asked to; None if the solves are affordable."""
     train = parts.grid_train
     return None if train is None else too_expensive(train.system(), columns, parts.config)
 

@@ -1,10 +1,10 @@
 """The low-rank eigen preconditioners of Evans & Nair (2018), eqs. (3.7) and (3.8).
 
-Ignoring the gaps, eq. (3.7): the observed block of K with its p largest eigenvalues only, plus the noise.
+For ignore-gaps, eq. (3.7): the observed block of K with only its p largest eigenvalues, plus the noise.
 
-Filling them, eq. (3.8): ``V (K + s2 I)^-1 V' = J + zeta I``, and J is replaced by its p largest eigenvalues
-``1 / (lambda + s2) - zeta``, which belong to the p *smallest* eigenvalues of K. The paper finds that this rarely pays;
-it is off by default.
+For fill-gaps, eq. (3.8): ``V (K + s2 I)^-1 V' = J + zeta I``, where J is approximated by its p largest eigenvalues
+``1 / (lambda + s2) - zeta``. These belong to the p *smallest* eigenvalues of K. According to the paper, this rarely
+saves time. It is off by default.
 """
 
 import math

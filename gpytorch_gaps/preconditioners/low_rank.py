@@ -1,27 +1,30 @@
 """A low-rank matrix in a Kronecker eigenbasis plus a diagonal, and its inverse by the matrix inversion lemma.
 
-``P = F C F' + D`` with ``F = W Q S_p'`` (never stored: a rectangular selected Kronecker product), ``C = diag(c)``:
+``P = F C F' + D`` with ``C = diag(c)`` and ``F = W Q S_p'``, a rectangular selected Kronecker product, never stored:
 
     P^-1   = D^-1 - D^-1 F B (I + B G B)^-1 B F' D^-1,    B = C^(1/2),  G = F' D^-1 F
     log|P| = log|D| + log|I + B G B|
 
-Columns without that structure may be added to F: ``P = F C F' + R R' + D`` has the same form, with ``[F B, R]`` for
-``F B``. The eigenvectors need not be those of one matrix: for a sum of Kronecker products, F holds the leading
-eigenvectors of each.
+Columns without this structure may be added to F: ``P = F C F' + R R' + D`` has the same form, with ``[F B, R]`` in
+place of ``F B``. The eigenvectors may belong to several matrices: for a sum of Kronecker products, F contains the
+leading eigenvectors of each product.
 
-The symmetric form needs no division by c, and for a constant diagonal ``I + B G B`` is no worse conditioned than P
-itself. Its Cholesky factor is applied by triangular solves: an explicit inverse would square that condition number in
-the error of ``P^-1``. The relative residual of ``P^-1`` is then about ``eps max(c) / min(D)``, good enough to
-precondition up to a ratio of 1e14. A smaller D is raised to that ratio.
+The symmetric form needs no division by c. For a constant diagonal, the condition number of ``I + B G B`` is not larger
+than that of P. The Cholesky factor of ``I + B G B`` is applied by triangular solves, because with an explicit inverse
+the error of ``P^-1`` would grow with the square of the condition number. The relative residual of ``P^-1`` is then
+about ``eps max(c) / min(D)``. This is accurate enough for a preconditioner up to a ratio ``max(c) / min(D)`` of 1e14.
+If D is smaller, it is raised to this ratio.
 
-A preconditioner of ``A = K + D`` is better if it has the trace of A. ``P = F C F' + (D + m I)``, m the mean of the
-eigenvalues that F C F' leaves out. With the largest of these l, and ``a`` the smallest eigenvalue of A,
+A preconditioner of ``A = K + D`` is better if it has the trace of A: ``P = F C F' + (D + m I)``, where m is the mean of
+the eigenvalues that F C F' leaves out. Let l be the largest of these, and ``a`` the smallest eigenvalue of A. For
+constant noise s2,
 
     cond(P^-1 A) <= (l + s2) / (m + s2) (1 + m / a) <= 1 + l / s2
 
-for constant noise s2. The last is the bound of the paper's P (m = 0), which is attained: where all of K is far above
-the noise, ``cond(A)`` may be small, and m = 0 moves the leading eigenvalues from the top of the spectrum to below its
-end. With m the condition number is at most some ``2 l / a``, about that of A for the smallest rank, less for others.
+The bound on the right is that of the paper's P, with m = 0. It is attained: if all of K is far above the noise,
+``cond(A)`` may be small, and m = 0 moves the leading eigenvalues from the upper end of the spectrum to below its lower
+end. With m, the condition number is at most about ``2 l / a``. For the smallest rank this is about that of A, and for
+larger ranks it is less.
 """
 
 import math
@@ -244,8 +247,8 @@ class LowRankPreconditioner:
     def variances(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """Posterior and prior variances of ``Φ B z``, z standard normal, Φ the basis at any points.
 
-        With P as the covariance of the data they are ``|Φ B (I + B G B)^-1/2|^2`` and ``|Φ B|^2``, row by row: no
-        difference of the two is taken. Without R. shape: (*batch, q) each
+        If P is the covariance of the data, they are ``|Φ B (I + B G B)^-1/2|^2`` and ``|Φ B|^2``, row by row, so that
+        no digits cancel. R is not included. shape: (*batch, q) each
         """
         assert self.root is None
         scaled = basis * self.coefficients.clamp_min(0.0).sqrt().unsqueeze(-2)

@@ -1,16 +1,17 @@
 """A sparse inverse Cholesky factor by nearest neighbours (Vecchia 1988; Schaefer, Katzfuss & Owhadi 2021).
 
-Observations are put in a coarse-to-fine order. Each is conditioned on the few earlier ones most correlated with it:
-with A_i the covariance of observation i and these neighbours, i last, and ``A_i = L_i L_i'``,
+Observations are put in a coarse-to-fine order. Each observation is conditioned on its neighbours: the few earlier
+observations that are most correlated with it. Let A_i be the covariance of the neighbours and observation i, in this
+order, and ``A_i = L_i L_i'``. Then
 
     u_i = L_i^-T e_last,    P^-1 = U U',    log|P| = 2 sum_i log (L_i)_last,last
 
-where u_i is the column i of U, which is zero at all other observations. Among all matrices with these zeros, this U
-makes ``U' A U`` the closest to the identity (in the Kullback-Leibler divergence), with ones on its diagonal. Therefore
+where u_i is column i of U, which is zero at all other observations. Among all matrices with these zeros, this U makes
+``U' A U`` closest to the identity in the Kullback-Leibler divergence, with ones on its diagonal. Therefore the gradient
 
     d log|P| = sum_i u_i' dA u_i = tr(P^-1 dA)
 
-needs no derivative of U. Only entries of A are used: it may be a sum, a product, or have any diagonal.
+does not contain a derivative of U. Only entries of A are used. A may be a sum or a product, and may have any diagonal.
 """
 
 import math
@@ -149,7 +150,8 @@ class NeighbourPreconditioner:
     def draw(self, count: int, batch: torch.Size) -> Tensor:
         """Random vectors with covariance P: ``U'^-1 g``, g random signs. shape: (*batch, N, count)
 
-        Signs leave less variance to what is estimated than normal numbers: ``U' A U`` has ones on its diagonal.
+        Estimates from random signs have a smaller variance than those from normal numbers, because ``U' A U`` has ones
+        on its diagonal.
         """
         signs = torch.randint(2, (*batch, len(self._rows), count), device=self._rows.device).mul_(2).sub_(1)
         return self._of_each(lambda own, part: own.mT_solve(part), self._columns, signs.double())

@@ -100,7 +100,7 @@ class Problem:
 
     @property
     def kernels(self) -> list[Kernel | Tensor]:
-        """Those of a single product.
+        """The kernels of a single product.
 
         :raises ValueError: if there are several terms.
         """

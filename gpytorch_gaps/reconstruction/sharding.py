@@ -208,7 +208,7 @@ def _flat_dot(first: Tensor, second: Tensor) -> Tensor:
 def distribute_weights(basis: Basis, comm: Communicator, rows: Sequence[slice]) -> Weights:
     """The weights of a basis, replicated or sharded, for processes that hold these slices.
 
-    Those of a sum are always replicated.
+    The weights of a sum of products are always replicated.
     """
     if isinstance(basis, TruncatedEigen) and is_sharded(basis.shape, basis.ranks, comm.size):
         return ShardedWeights(basis, comm, rows)

@@ -96,7 +96,7 @@ def read_slabs(
     """Read the slices of this process once.
 
     :param mean: a function that gives the prior mean of some slices.
-    :param scale: a function that gives what the values of some slices are divided by, minus their mean. Default: 1.
+    :param scale: a function that gives the divisors of ``y - mean`` in some slices. Default: 1.
     :return: the observed cells of these slices; ``Phi' W' (y - mean)`` and ``|y - mean|`` of the whole grid.
     """
     rows, basis = weights.own_rows, weights.basis

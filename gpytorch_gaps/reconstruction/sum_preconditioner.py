@@ -9,7 +9,8 @@ H0 is inverted by blocks. The block of the term with the most functions, the *ma
 
     S = s2 T^-1 + N/M (Psi_2' Psi_2 - X' (N/M) D^-1 X),        X = Psi_1' Psi_2,
 
-computed axis by axis. All others have less variance than the noise, or do not fit in memory. Their block is diagonal.
+computed axis by axis. The block of all other functions is diagonal. They have less variance than the noise, or there
+is no memory for them.
 """
 
 import math

@@ -152,7 +152,10 @@ def combined_estimate(
 
 
 def _paired_estimate(squares: Tensor, products: Tensor, others: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """The most likely variance of d, given pairs of d and d0 of known covariance; and their squared correlation."""
+    """The most likely variance of d, given pairs of d and d0 whose covariance is known.
+
+    Also the squared correlation of d and d0.
+    """
     a2, b = (squares / known) * (others / known), products / known
     low, high = b.clamp(1e-6, 1.0), b.clamp_min(1.0)
     k = (1.0 + 2.0 * (b - 1.0) / (2.0 + (a2 - b.square()).clamp_min(0.0))).clamp(low, high)

@@ -107,7 +107,7 @@ class preconditioner(Setting):
 class num_neighbours(Number):
     """Neighbours of each observation in the ``"neighbours"`` preconditioner.
 
-    :param value: at least 1, or None (default): 20, or 40 where these should save time.
+    :param value: at least 1, or None (default): 20, or 40 if these are expected to save time.
 
     >>> from gpytorch_gaps import settings
     >>> with num_neighbours(10):

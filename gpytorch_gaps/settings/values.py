@@ -124,8 +124,8 @@ class prediction_memory(Number):
 class mixed_precision(Switch):
     """Whether solves of float64 models are iterated in float32 and refined in float64, to the same residual.
 
-    About twice as fast on large grids. Where float32 cannot contract, the solve continues in float64. Solves of
-    float32 models always work this way.
+    This is about twice as fast on large grids. If iterations in float32 do not converge, the solve continues in
+    float64. Solves of float32 models always work this way.
 
     :param value: default False.
 
@@ -158,7 +158,7 @@ class progress(Switch):
 
 
 class warm_start(Setting):
-    """What evaluations of the marginal log likelihood reuse from the evaluation before.
+    """What an evaluation of the marginal log likelihood reuses from the previous one.
 
     :param value: a :class:`WarmStart`, or None (default) for nothing.
 

@@ -84,7 +84,7 @@ class SolveConfig:
 
     @property
     def preconditioners(self) -> tuple[str, ...]:
-        """The preconditioners that a plan may choose from: "eigen", "neighbours", "own"; none where it is empty."""
+        """The preconditioners that a plan may choose from: "eigen", "neighbours", "own". Empty for none."""
         if callable(self.preconditioner):
             return ("own",)
         if self.preconditioner == "auto":

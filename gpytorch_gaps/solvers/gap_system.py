@@ -156,11 +156,11 @@ class GapSystem(NoisySystem):
 
     @cached_property
     def rotation_flops(self) -> float:
-        """FLOPs of one product with all eigenvectors and one column, as many as with K: fill-gaps takes two."""
+        """FLOPs of a product of all eigenvectors with one column, as many as for K. Fill-gaps iterations have two."""
         return product_flops(self.factors())
 
     def truncated_flops(self, tolerance: float) -> float:
-        """FLOPs of one product with the truncated eigenvectors and one column: the spectral method takes two."""
+        """FLOPs of a product of the truncated eigenvectors with one column. Spectral iterations have two."""
         return product_flops(self.truncated(tolerance)[0])
 
     def kernel_matmul(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

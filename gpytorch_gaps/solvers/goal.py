@@ -4,10 +4,10 @@
 
     ``|mean error at x| <= sd(x) ||D^(-1/2) r||``,
 
-with sd the posterior standard deviation of the latent function. (The error of the mean is that of the weights w in
-``f = Phi w``. With the posterior precision ``H = T^-1 + Phi_X' D^-1 Phi_X`` it is at most ``sd(x) ||e||_H``, and
-``||e||_H^2 = r' (D^-1 - A^-1) r``.) So a residual in units of the noise bounds the error of every prediction in units
-of its own error bar. If the noise is small, a relative residual gives no useful bound.
+with sd the posterior standard deviation of the latent function. (Let e be the error of the weights w in ``f = Phi w``,
+and ``H = T^-1 + Phi_X' D^-1 Phi_X`` their posterior precision. The error of the mean is at most ``sd(x) ||e||_H``, and
+``||e||_H^2 = r' (D^-1 - A^-1) r``.) Thus the residual in units of the noise bounds the error of every prediction in
+units of its own error bar. If the noise is small, a relative residual gives no useful bound.
 
 **Variances.** With weights a close to ``A^-1 g``, g the covariances of a point with the data, the variance
 ``k - 2 a'g + a'Aa`` has the error ``r' A^-1 r <= ||D^(-1/2) r||^2``. The allowed error depends on the variance itself,

@@ -2,11 +2,13 @@
 
 It differs from ``linear_operator.utils.linear_cg`` in that
 
-1. the division guard follows the precision (upstream's 1e-10 makes a residual of 1e-6 unreachable);
-2. the caller's `stop` decides, column by column, by any quantity (upstream: by the mean over columns);
-3. no product is made after the stop (upstream makes at least eleven);
-4. the Lanczos matrices are as long as the iteration, not cut off at twenty;
-5. on a device, nothing is read while iterating, except `stop` after every tenth iteration, in one read.
+1. the threshold below which a divisor counts as zero depends on the precision (with 1e-10, as in linear_operator, a
+   residual of 1e-6 cannot be reached);
+2. the caller's `stop` determines the end, for every column and by any quantity (linear_operator: by the mean over
+   columns);
+3. there is no product after the end (linear_operator makes at least eleven in total);
+4. Lanczos matrices have one row per iteration and are not cut off at twenty;
+5. on a device, only `stop` is read by the host, once every ten iterations.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Iterative refinement on the original residual: the one accuracy loop between a solve and conjugate gradients.
+"""Iterative refinement on the original residual: one loop for all formulations.
 
 Each formulation of the problem (ignore, fill, penalize, spectral) has its own system. The loop corrects an iterate of
 this system, in any precision, and recomputes its residual in float64:

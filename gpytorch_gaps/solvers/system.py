@@ -121,7 +121,7 @@ class NoisySystem:
 
     @property
     def has_eigenvectors(self) -> bool:
-        """Whether single eigenvectors of every term can be had."""
+        """Whether single eigenvectors of every term are available."""
         return all(term.has_eigenvectors for term in self.terms)
 
     @cached_property

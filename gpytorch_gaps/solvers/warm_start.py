@@ -8,13 +8,13 @@ path from A to B = A + dA,
 
     log|B| - log|A|  ~  1/2 mean_j (u_j + v_j)' (B z_j - A z_j),     A u_j = z_j,  B v_j = z_j
 
-so the error from an inexact u is proportional to the length of the step. (``u_j' A z_j = z_j' z_j`` would save a
+The error from an inexact u is then proportional to the length of the step. (``u_j' A z_j = z_j' z_j`` would save a
 product, but holds only for exact solutions: the value would drift.) For B = c A it gives N sinh(log c) in place of N
 log c. If a step changes A by a tenth, the error is a sixth of a percent of the change. If it changes a length-scale,
 the error is several percent.
 
 Probes are random signs that are the same on every device: a hash of their position, not the state of a generator.
-Counters ``seed, row, column`` are mixed one into the other by the finalizer of SplitMix64 (Stafford's mix 13),
+The counters ``seed, row, column`` are combined by the finalizer of SplitMix64 (Stafford's mix 13),
 
     z ^= z >> 30,   z *= 0xBF58476D1CE4E5B9,   z ^= z >> 27,   z *= 0x94D049BB133111EB,   z ^= z >> 31
 

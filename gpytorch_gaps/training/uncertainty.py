@@ -10,9 +10,9 @@ has nodes ``u, u +- sqrt(3) c_i`` with weights 2/3, 1/6, 1/6. The law of total v
     Var[f] = E_u[v(u)] + Var_u[m(u)],
 
 is applied with effects of the axes that are added in the mean m and multiplied in the variance v, so that both terms
-are positive for any number of axes. It takes ``2 P + 1`` predictions for P hyperparameters, and is correct to second
-order, like derivatives. In contrast to these, it includes the effect of large changes, 1.7 standard deviations, and
-needs no step size.
+are positive for any number of axes. It takes ``2 P + 1`` predictions for P hyperparameters. Like the delta method,
+which uses derivatives, it is correct to second order. Unlike the delta method, it includes the effect of large changes,
+of 1.7 standard deviations, and needs no step size.
 """
 
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ def _fields(pattern: re.Pattern, texts: Sequence[str]) -> list[tuple] | None:
 
 
 def _dates(fields: Sequence[Sequence[Any]]) -> np.ndarray | None:
-    """Dates of texts of year, month, day, hour, minute, second, fraction, half of the day and zone; None if one is not
+    """Dates from texts of year, month, day, hour, minute, second, fraction, am or pm, and zone; None if one is not
     in the calendar."""
     try:
         return np.array([_date(*one) for one in fields], dtype="datetime64[us]")

@@ -62,7 +62,7 @@ def describe_axes(
 
 
 def _asking(axis: Axis) -> Axis:
-    """The same with a note, if it is an axis without coordinates."""
+    """Adds a note to an axis without coordinates: it says what was assumed. Other axes are returned unchanged."""
     if axis.kind != "position" or axis.size == 1:
         return axis
     assumed = f"{axis.size} places without coordinates were taken for neighbours at equal distances"

@@ -40,7 +40,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Circle:
-    """Coordinates that repeat themselves; those outside of one period from a start on are moved into it."""
+    """Coordinates on a circle, moved into the period that begins at `start`."""
 
     period: float
     start: float = 0.0
@@ -50,7 +50,7 @@ class Circle:
 
 
 def _wrapped(numbers: np.ndarray, start: float, period: float) -> np.ndarray:
-    """Numbers in an interval of one period, whose ends both belong to it."""
+    """Moves numbers into the interval from `start` to ``start + period``. Both ends belong to it."""
     outside = (numbers < start) | (numbers > start + period)
     return np.where(outside, start + (numbers - start) % period, numbers)
 

@@ -1,9 +1,10 @@
 """The factors by which the held-out check multiplies standard deviations.
 
-If a check refutes the standard deviations of a model, it seldom refutes all of them alike: a kernel that is wrong far
-from data may be right among data. Withheld observations are therefore divided into groups by the standard deviation
-that the model expects. Each group has a factor of its own, 1 if its coverage may be chance. Between the medians of the
-groups, the logarithm of the factor is linear in that of the standard deviation; beyond them it is constant.
+If the standard deviations of a model are wrong, they are seldom all wrong by the same factor: a kernel that is wrong
+far from data may be right among data. Withheld observations are therefore divided into groups by the standard deviation
+that the model expects. Each group has its own factor. It is 1 if the coverage of the group may be due to chance.
+Between the medians of the groups, the logarithm of the factor is linear in the logarithm of the standard deviation.
+Beyond them, it is constant.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from gpytorch_gaps.filling.checking.calibration import Check
 
 _MOST_GROUPS = 4
-_LEAST_INDEPENDENT = 100.0  # independent observations of a group: five of them are outside of 95 % intervals
+_LEAST_INDEPENDENT = 100.0  # independent observations in a group; five of them should be outside 95 % intervals
 
 
 def factors(check: Check, std: np.ndarray) -> np.ndarray | float:
@@ -29,5 +30,5 @@ def factors(check: Check, std: np.ndarray) -> np.ndarray | float:
         return check.calibration
     sizes = [float(np.median(expected[rows])) for rows in groups]
     own = [check.among(rows).calibration for rows in groups]
-    with np.errstate(divide="ignore"):  # observations have a standard deviation of zero
+    with np.errstate(divide="ignore"):  # standard deviations are zero at observed cells
         return np.exp(np.interp(np.log(std), np.log(sizes), np.log(own)))

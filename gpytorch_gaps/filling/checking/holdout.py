@@ -196,9 +196,9 @@ def _flags(cells: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld, ordered: Sequence[bool]) -> float:
-    """Mean difference between quantiles of log-distances to data, of the scored cells and of the gaps.
+    """Mean difference between the quantiles of log-distances to data of the scored cells and those of the gaps.
 
-    It is the larger one of those of distances along all axes, and along the ordered ones.
+    It is computed for distances along all axes and for distances along the ordered axes. The larger one is returned.
     """
     metrics = [[True] * unknown.ndim]
     if any(ordered) and not all(ordered):
@@ -214,7 +214,7 @@ def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld, ordered
 
 
 def _distances(without_data: np.ndarray, along: Sequence[bool]) -> np.ndarray:
-    """Distances to data, in cells along these axes; without data along them, what their sizes add up to."""
+    """Distances to data, in cells along these axes, and at most the sum of the sizes of these axes."""
     longest = float(sum(size for size, counts in zip(without_data.shape, along, strict=True) if counts))
     steps = [1.0 if counts else longest for counts in along]
     return np.minimum(ndimage.distance_transform_edt(without_data, sampling=steps), longest)

@@ -53,7 +53,7 @@ class Effort:
 class Budget:
     """Seconds that a filling may take, and what it leaves out.
 
-    :param seconds: None for any number.
+    :param seconds: the budget. None: no limit.
 
     >>> budget = Budget(10.0)
     >>> budget.spend(4.0)
@@ -77,7 +77,7 @@ class Budget:
         return [f"to keep to the budget of {self.seconds:g} s, {'; '.join(self.left_out)}"] if self.left_out else []
 
     def spend(self, seconds: float) -> None:
-        """Takes nominal seconds off."""
+        """Subtracts nominal seconds from the budget."""
         self.left -= seconds
 
     def training(self, full: Effort, comparison: Sequence[float], training: float, finalists: int) -> Effort:

@@ -195,9 +195,10 @@ class SpatialBlock:
 
 
 def spatial_block(task: KernelTask) -> SpatialBlock | None:
-    """The globe, or two or three regular axes of space, without cycles or kernels of the user. None if none fit.
+    """The axes for a kernel of the distance: those of the globe, or two or three regular axes of space; else None.
 
-    Latitude comes first. All longitudes are on a sphere, however few latitudes there are: their circle closes.
+    Axes with cycles, and axes with a kernel of the user, are not included. Latitude comes first. If longitudes go
+    around the whole globe, the block is on a sphere, even if there are few latitudes.
     """
     free = [
         number

@@ -1,4 +1,4 @@
-"""Kernel and noise of labels. Their profiles over labels are given; one number of each is learned.
+"""Kernel and noise of labels. How they differ between labels is given. Only one number for each is learned: a and s2.
 
     k(l, m) = b_l' b_m + a v_l [l = m],    noise of label l = s2 v_l
 

@@ -99,7 +99,7 @@ class Contender:
         self._optimizer = torch.optim.Adam(trained, lr=_LEARNING_RATE)
 
     def train(self, steps: int) -> bool:
-        """Takes some steps. Returns whether all of their losses are finite."""
+        """Makes some optimizer steps. Returns whether every loss was finite."""
         losses = []
         for _ in range(steps):
             self._optimizer.zero_grad()
@@ -133,7 +133,7 @@ def learn(
     min_gain = _MIN_GAIN_PER_TERM * (1 + data.num_observations / _DOUBLE_GAIN_OBSERVATIONS)
     windows = [WindowTensors.of(window, data.axes, data.mean) for window in data.windows]
     sixth = max(1, len(windows) // 6)
-    few = [*windows[:sixth], *windows[sixth:][-2 * sixth :]]  # for one of neighbouring cells, two with strides
+    few = [*windows[:sixth], *windows[sixth:][-2 * sixth :]]  # a third have neighbouring cells, the others strides
     field = [Learned(name, make(), data.make_likelihood(), data.own_variance) for name, make in candidates]
     effort = Effort(FIRST_STEPS, FURTHER_STEPS, steps, len(field))
     if budget is not None and budget.is_limited:
@@ -151,7 +151,7 @@ def _step_seconds(found: Learned, windows: Sequence[WindowTensors]) -> float:
 def _best_of(
     field: Sequence[Learned], windows: Sequence[WindowTensors], mean: TrendMean, min_gain: float, effort: Effort
 ) -> Learned:
-    """The candidate with the smallest loss after some steps. Each further term adds `min_gain` to the loss."""
+    """The candidate with the smallest loss after a few steps. The loss has a penalty of `min_gain` per extra term."""
     contenders = [Contender(found, windows, mean) for found in field]
     with with_bar(None, "kernels compared", total=len(field) + _FINALISTS) as bar:
         for length, survivors in ((effort.first, _FINALISTS), (effort.further, 1)):

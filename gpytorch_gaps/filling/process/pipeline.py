@@ -123,7 +123,7 @@ class Filling(ABC):
         :param gap_variance: the mean square error in the gaps according to the model.
         :param num_gaps: the number of gaps that are filled.
         :param num_left: the number of gaps that are not filled.
-        :param about: further entries, and entries that differ from those of the whole array.
+        :param about: fields of the report that differ from, or add to, those that are computed here.
         """
         entries = {
             "shape": self.adapter.shape,

@@ -205,7 +205,7 @@ def _plain_power(logs: np.ndarray) -> tuple[float, float, float]:
 
 
 def _censored_power(logs: np.ndarray, count: int) -> tuple[float, float, float]:
-    """The same with `count` more values, for which only ``z <= -1 / power`` is known."""
+    """As :func:`_plain_power`, with `count` more values, for which only ``z <= -1 / power`` is known."""
 
     def loss(at: np.ndarray) -> float:
         power, centre, spread = float(at[0]), float(at[1]), math.exp(at[2])

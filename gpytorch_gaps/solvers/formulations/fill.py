@@ -2,9 +2,9 @@
 
 ``V A^-1 V' y_Z = -V A^-1 W' y_X`` with ``A = K + s2 I``, then ``a = A^-1 y`` and ``a_Z = 0``.
 
-The residual that fill-gaps iterates on is not the model's: ``(K_XX + s2 I) a_X - y_X = -K_XZ r_Z`` amplifies it by up
-to ``|K| / s2``. So its own residual ``r_Z = -V A^-1 (W' y_X + V' y_Z)`` is refined in float64, and the iteration
-stops on the original one.
+Iterations reduce the residual of this system, ``r_Z = -V A^-1 (W' y_X + V' y_Z)``. The residual of the original system
+is ``(K_XX + s2 I) a_X - y_X = -K_XZ r_Z``, which may be larger by a factor of up to ``|K| / s2``. Therefore r_Z is
+refined in float64, and iterations stop when the original residual is small enough.
 """
 
 from torch import Tensor

@@ -1,8 +1,7 @@
 """Penalize the gaps: ``(K + gamma R + s2 I) a = y`` on the whole grid, ``R_ZZ = I`` and zero elsewhere.
 
-The baseline the paper compares with. (The paper prints ``R_XX = I``; the penalty belongs on the gaps.) Its solution
-leaves ``-K_XZ a_Z`` as the residual of the original system, which vanishes as gamma grows; it is reported like any
-other.
+This is the baseline of the paper. (The paper prints ``R_XX = I``, but the penalty applies to the gaps.) The residual of
+its solution in the original system is ``-K_XZ a_Z``, which tends to zero as gamma grows. It is reported like any other.
 """
 
 import math
@@ -56,7 +55,7 @@ class PenalizeGaps(Formulation):
         return self._observed - self.matmul(iterate)
 
     def original_error(self, residual: Tensor) -> Tensor:
-        """The observed rows of its own residual: all but ``K_XZ a_Z``, which only a larger penalty reduces."""
+        """The observed rows of its own residual. They lack ``K_XZ a_Z``, which only a larger penalty reduces."""
         return self.goal.measure(select_cells(residual, self.system.train_index))
 
     def solution(self, iterate: Tensor) -> Tensor:

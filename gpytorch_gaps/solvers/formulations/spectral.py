@@ -1,8 +1,8 @@
 """Fill-gaps in a truncated eigenbasis: ``(s2 T^-1 + Phi' W'W Phi) w = Phi' W' y``, then ``a = (y - W Phi w) / s2``.
 
-Products of eigenvalues far below the noise are dropped, which changes the residual by less than the tolerance; what
-is left of each axis is a narrow basis. A residual r of this system is ``-W Phi (T / s2) r`` in the original one.
-``reconstruction.weight_space`` has the same system for grids that are swept, not held.
+Products of eigenvalues far below the noise are dropped, which changes the residual by less than the tolerance. A narrow
+basis remains of each axis. A residual r of this system is ``-W Phi (T / s2) r`` in the original one.
+``reconstruction.weight_space`` solves the same system for grids that are too large to store.
 """
 
 import torch

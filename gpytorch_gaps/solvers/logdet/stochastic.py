@@ -1,7 +1,8 @@
 """Stochastic Lanczos quadrature: ``log|P^-1 A|`` from the tridiagonal matrices of preconditioned conjugate gradients.
 
-For a probe z ~ N(0, P), Lanczos on ``P^-1/2 A P^-1/2`` from ``P^-1/2 z`` gives T with ``n e_1' log(T) e_1`` an
-estimate of the log-determinant; the probes' spread is its standard error. Without P, probes are random signs.
+For a probe z ~ N(0, P), Lanczos on ``P^-1/2 A P^-1/2`` from ``P^-1/2 z`` gives a tridiagonal T, and
+``n e_1' log(T) e_1`` is an estimate of the log-determinant. The standard error of the mean over probes comes from their
+spread. Without P, probes are random signs.
 """
 
 from collections.abc import Iterator

@@ -1,19 +1,19 @@
 """Log-determinants of the observed block that start from the whole grid, ``A = K + s2 I``.
 
-Exact, or estimated, from the gaps, by the block identity
+They use the block identity
 
     log|A_XX| = log|A| + log|V A^-1 V'|
 
-whose first term is a sum over eigenvalues and whose second is L x L: factorised, or estimated by Lanczos. Gradients
-are exact and pass through no eigenvector: the eigenvalues enter as Rayleigh quotients, and ``d log|S| = tr(S^-1 dS)``
-with ``dS = -V A^-1 dA A^-1 V'``.
+The first term is a sum over eigenvalues. The matrix S of the second term is L x L. It is factorised, or its
+log-determinant is estimated by Lanczos. Gradients are exact and do not pass through eigenvectors: the eigenvalues enter
+as Rayleigh quotients, and ``d log|S| = tr(S^-1 dS)`` with ``dS = -V A^-1 dA A^-1 V'``.
 
-Evans & Nair (2018) approximate it, by the Nystrom argument, with the N largest eigenvalues lambda_i of K,
+The Nystrom approximation of Evans & Nair (2018) uses the N largest eigenvalues lambda_i of K:
 
     log|A_XX| ~ sum_{i <= N} log(N/M lambda_i + s2)
 
-which is cheap and biased: it ignores where the gaps are, and a likelihood built on it inflates the noise. It is here
-for comparison.
+It is cheap but biased, because it does not depend on where the gaps are. A likelihood with this approximation
+overestimates the noise. It is included for comparison.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def grid_logdet(system: GapSystem, factors: Sequence[Factor], noise: Tensor) -> 
 
 
 def gap_side_logdet(system: GapSystem, factors: Sequence[Factor], noise: Tensor) -> Tensor:
-    """``log|A| + log|V A^-1 V'|``. Cost: L^3 / 3 and two Kronecker products a gap. Differentiable. shape: batch
+    """``log|A| + log|V A^-1 V'|``. Cost: L^3 / 3 and two Kronecker products per gap. Differentiable. shape: batch
 
     :param system: the same factors and noise, detached, with their eigen-decomposition.
     """

@@ -1,17 +1,18 @@
 """The expected cost of each method on this machine. All cost models are here.
 
-Time is FLOPs, bytes moved and calls, at the rates of this machine (:mod:`gpytorch_gaps.utils.rates`).
+Time is the sum of FLOPs, bytes moved and calls, each divided by its rate (:mod:`gpytorch_gaps.utils.rates`).
 
 **Ignore-gaps** with a preconditioner of rank p: the rest of the spectrum bounds the condition number by about
-``1 + lambda_{p+1} / (s2 + lambda_M)``, so the iterations for every p, and the best p, are known before anything is
-solved.
+``1 + lambda_{p+1} / (s2 + lambda_M)``. Therefore the number of iterations for every p, and the best p, are known before
+anything is solved.
 
-**Fill-gaps** depends on the shape of the gaps, which is not known beforehand. For scattered gaps its condition number
-is that of a random coordinate block of ``I - P``, P a projector of relative rank alpha, the effective dimension of the
-prior, with gappiness beta: ``1 / (1 - e)``, where ``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2`` is the
-edge of the Jacobi ensemble. Inside a cloud, beta is nearer to one, so the gappiness in the neighbourhood of gaps is
-used; clouds may still need hundreds of iterations. For rough kernels the bound is far too high; a trial is more
-accurate (:mod:`gpytorch_gaps.solvers.planning.trial`). **Spectral** is the same in a truncated basis.
+**Fill-gaps**: the number of iterations depends on the shape of the gaps. For scattered gaps, the condition number is
+that of a random coordinate block of ``I - P``, where P is a projector whose relative rank alpha is the effective
+dimension of the prior. With gappiness beta it is ``1 / (1 - e)``, where
+``e = (sqrt(alpha (1 - beta)) + sqrt(beta (1 - alpha)))^2`` is the edge of the Jacobi ensemble. In a cluster of gaps,
+such as a cloud, the gappiness is nearly one. Therefore beta is the gappiness in the neighbourhood of gaps. Clouds may
+still need hundreds of iterations. For rough kernels, the bound is far too high, and a trial is more accurate
+(:mod:`gpytorch_gaps.solvers.planning.trial`). **Spectral** is the same in a truncated basis.
 """
 
 import math

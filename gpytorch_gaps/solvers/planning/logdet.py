@@ -144,9 +144,9 @@ def _best_on_data(system: NoisySystem, config: SolveConfig, ceiling: float) -> _
 
 
 def _eigen_variance(system: NoisySystem, found: Plan) -> float:
-    """The variance of one probe: ``2 n Var log((x + s2) / (mean x + s2))``, x the eigenvalues that a low rank leaves.
+    """The variance of one probe: ``2 n Var log((x + s2) / (mean x + s2))``, with x the eigenvalues beyond the rank.
 
-    Those of the observed block are about N/M times those of the whole grid.
+    The eigenvalues of the observed block are about N/M times those of the whole grid.
     """
     rows, kept = system.num_train, sum(found.ranks)
     every = [term.eigen().products.reshape(-1, system.num_cells).amax(0) for term in system.terms]

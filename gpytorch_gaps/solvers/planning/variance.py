@@ -26,7 +26,7 @@ def low_rank_form(
 ) -> tuple[LowRankPreconditioner, float] | None:
     """A ``P = F C F' + D`` that equals the matrix to `level` times the tolerance, and a bound on the difference.
 
-    None if there is none, or if `num_rhs` solves cost less.
+    Returns None if there is no such P, or if `num_rhs` solves cost less.
     """
     free = config.method == "auto" and "eigen" in config.preconditioners and config.rank is None
     if not free or system.row_scale is not None or system.batched or not has_low_rank(system):
