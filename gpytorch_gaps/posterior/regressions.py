@@ -120,6 +120,10 @@ class Neighbourhoods:
             self._put(sizes, some, found.norm(dim=-1).double())
         return left, sizes
 
+    def can_be_held(self, memory: float) -> bool:
+        """Whether the coefficients of all points fit in their share of the memory, in bytes."""
+        return 4 * self.members.numel() * self.rows.size(-1) <= _SHARE_OF_MEMORY * memory
+
     def of_members(self, tile: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, coefficients in float64, and t, of some members of tiles. shape: (P,) each -> (P, m), (P, m), (P,)"""
         assert self.regression is not None

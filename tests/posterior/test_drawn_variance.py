@@ -222,20 +222,30 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("kind", "noise", "clouds"), PROBLEMS)
 def test_neighbours_leave_little_to_draws(kind, noise, clouds, monkeypatch):
-    """At least five times as precise as without, from as few as 32 draws, with an error that is stated honestly."""
+    """At least five times as precise as without, from as few as 32 draws, with an error that is stated honestly.
+
+    The error of draws is that of every point, and is exceeded at 5 % of them. Without draws, one relative error is
+    stated for all points. It is at most 2 %, and is exceeded at no more than 5 % of them.
+    """
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 128)
     model, grid = problem(kind, noise, clouds)
     exact = dense_parts(model, grid)[2]
     off, covered = [], []
-    for seed in range(4):
-        got, error = estimate(model, grid.points(), 32, seed=seed)
-        off.append((got - exact) / exact)
-        covered.append(((got - exact).abs() <= error).double())
+    with gaps.record_solves() as solves:
+        for seed in range(4):
+            got, error = estimate(model, grid.points(), 32, seed=seed)
+            off.append((got - exact) / exact)
+            covered.append(((got - exact).abs() <= error).double())
     rms = float(torch.stack(off).square().mean().sqrt())
     assert rms <= 0.2 * math.sqrt(2.0 / 32)
     share = float(torch.stack(covered).mean())
     assert share >= 0.93
-    assert share <= 0.99 or float((error / exact).median()) <= 0.02  # without draws, one error is stated for all points
+    drawn = {bool(report.num_samples) for report in solves.variances}
+    assert len(drawn) == 1  # pilots do not depend on the seed
+    if drawn == {True}:
+        assert share <= 0.99
+    else:
+        assert float((error / got).max()) <= 0.02 + 1e-6
 
 
 @pytest.mark.parametrize("noise", [1e-2, 1e-4])
@@ -270,6 +280,33 @@ def test_loose_solves_are_part_of_the_error(kind, monkeypatch):
     assert float((moved <= error).double().mean()) >= 0.99
     assert float(((got - exact).abs() <= error).double().mean()) >= 0.93
     assert float((moved / exact).median()) <= 0.01
+
+
+@pytest.mark.parametrize("neighbours", [8, 64])
+def test_no_error_exceeds_what_is_certain(neighbours, monkeypatch):
+    """The variance is between 0 and t, even if residuals of loose solves are large compared with the noise."""
+    monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", neighbours)
+    model, grid = problem("matern12", 1e-8, True, shape=(20, 16))
+    kernel, _, exact = dense_parts(model, grid)
+    loose = (settings.mean_tolerance(5.0), settings.dense_size(1), settings.preconditioner_rank(1))
+    got, error = estimate(model, grid.points(), 64, settings.solve_tolerance(0.1), *loose)
+    left = drawn_variance._neighbourhoods(parts_of(model, grid.points())).left()[0]
+    assert float((error - got.maximum(left - got)).max()) <= 1e-6
+    assert bool(((got - exact).abs() <= error).double().mean() >= 0.95)
+    assert float((got - kernel.diagonal()).max()) <= 1e-6
+
+
+def test_neighbours_are_searched_for_once(monkeypatch):
+    """Draws after pilots use the neighbours of the pilots, if memory allows."""
+    model, grid = problem("matern12", 1e-2, True, shape=(20, 16))
+    monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 16)
+    parts, searches = parts_of(model, grid.points()), []
+    search = drawn_variance._neighbourhoods
+    monkeypatch.setattr(drawn_variance, "_neighbourhoods", lambda *a, **k: searches.append(a) or search(*a, **k))
+    with torch.no_grad():
+        report = drawn_variance.drawn_variance(parts, drawn_variance.ASKED_FOR)[1]
+    assert report.num_samples
+    assert len(searches) == 1
 
 
 def test_float32_models():
