@@ -1,4 +1,4 @@
-"""Models of a user's own with kernels that blocks of axes share, and what is measured of them."""
+"""Models with kernels of blocks of axes, as users write them, and measurements of these models."""
 
 import resource
 import time

@@ -91,7 +91,7 @@ def _rmse(climate: StationClimate, cells: np.ndarray, anomalies: Anomalies, mean
 
 
 def by_method(child: Child, climate: StationClimate, name: str, steps: int) -> None:
-    """Trains by one method and predicts every cell; facts are sent as they come, so that a capped run has some."""
+    """Trains by one method and predicts every cell. Results are sent at once, so that a run that is killed has some."""
     method, rank, penalty = METHODS[name]
     cells, anomalies, model = _problem(climate)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -159,7 +159,7 @@ def compare_methods(climate: StationClimate, names: list[str], steps: int, cap: 
 def compare_starts(
     climate: StationClimate, steps: int, name_of_method: str = "IG_1000", tolerance: float = 1e-3
 ) -> tuple[dict[str, Any], str]:
-    """Iterations with everything kept from step to step, and with nothing, to one tolerance, and what was learned."""
+    """Iterations with warm starts and without, to the same tolerance, and the learned hyperparameters."""
     method, rank, _ = METHODS[name_of_method]
     rows: dict[str, dict[str, Any]] = {}
     for name in ("warm", "cold"):

@@ -1,16 +1,17 @@
-"""A climate of stations as a Gaussian process: what is taken off the data first, and the kernels of what is left.
+"""A climate of stations as a Gaussian process: preparation of the data, and the kernels of the remainder.
 
-The observations are a grid of year x day x place, a place being one output (minimum, maximum) of one station. In front
-of the model go two things that a product of kernels cannot say: the mean seasonal cycle of every place, and the clock
-of its records. (Some stations write down the maximum of the day before; a day's shift of a whole year of a place is a
-permutation of its cells, which is undone in what is predicted.)
+The observations are a grid of year x day x place. A place is one output (minimum, maximum) of one station. Two things
+are removed first, because a product of kernels cannot describe them: the mean seasonal cycle of every place, and shifts
+of its records by a day. (Some stations record the maximum of the day before. A shift of a whole year of a place by one
+day permutes its cells. It is reversed in the predictions.)
 
     y = cycle + weather + slow + noise
-    weather:  year (next to no memory) x day (short memory)  x place
+    weather:  year (almost no memory)  x day (short memory)  x place
     slow:     year (long memory)       x day (periodic)      x place
 
-The kernel of places is a sum of products of GPyTorch's: stations that are near each other, in three dimensions and at
-two scales, times outputs; and a free covariance of low rank for what is particular to a place.
+The kernel of places is a sum of products of GPyTorch kernels: a kernel of the distance between stations, in three
+dimensions and at two scales, times a kernel of outputs; and a free covariance of low rank for properties of single
+places.
 """
 
 import math
@@ -39,7 +40,7 @@ _PASSES = 5
 
 @dataclass(frozen=True)
 class Anomalies:
-    """Observations less the mean cycle of their place, on the day that they belong to."""
+    """Observations minus the mean cycle of their place, on the day to which they belong."""
 
     values: np.ndarray  # (year, time, station, output), NaN at gaps
     cycle: np.ndarray  # (time, station, output), on the calendar of the records
@@ -60,7 +61,7 @@ class Anomalies:
 
 
 def mean_cycle(climate: StationClimate, values: np.ndarray) -> np.ndarray:
-    """Harmonics of the year, place by place, drawn to a regression on position where a place has few observations."""
+    """Harmonics of the year for every place. With few observations, they are shrunk to a regression on position."""
     angle = 2.0 * np.pi * climate.time / climate.period
     count = min(_HARMONICS, (len(climate.time) - 1) // 2)
     waves = [wave(k * angle) for k in range(1, count + 1) for wave in (np.cos, np.sin)]
@@ -91,7 +92,7 @@ def positions(climate: StationClimate) -> np.ndarray:
 def days_off(anomalies: np.ndarray) -> np.ndarray:
     """By how many days (-1, 0, 1) each year of a place fits the mean of the others best. shape: (year, station, output)
 
-    Judged over three years at a time. The mean is taken anew once records have been moved.
+    Three years are compared at a time. The mean is computed again after records have been moved.
     """
     years, _, stations, outputs = anomalies.shape
     shift = np.zeros((years, stations, outputs), dtype=int)
@@ -168,7 +169,7 @@ def space_kernel(lengthscales: list[float], nu: float = 1.5) -> MaternKernel:
 def places_kernel(climate: StationClimate, seen: np.ndarray, weight: np.ndarray, rank: int) -> Kernel:
     """Near in space, at two scales, times outputs; and what is particular to a place.
 
-    :param seen: covariance of the places, as far as the data tell it beforehand. shape (places, places).
+    :param seen: estimate of the covariance of the places from the data. shape (places, places).
     :param weight: how far they tell it, from 0 to 1: the free covariance begins as what they have to say beyond space.
     :param rank: of the free covariance, which has a diagonal besides.
     """

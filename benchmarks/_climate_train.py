@@ -31,7 +31,7 @@ MEAN_TOLERANCE, SAMPLE_TOLERANCE = 1e-4, 1e-2
 
 @dataclass
 class Trained:
-    """A model, what was taken off its data, and how its training went."""
+    """A model, what was subtracted from its data, and the record of its training."""
 
     climate: StationClimate
     anomalies: Anomalies
@@ -106,13 +106,13 @@ def predict(trained: Trained, samples: int = SAMPLES) -> tuple[np.ndarray, np.nd
 
 
 def posterior_mean(model: ExactGP, rank: int | None = RANK) -> np.ndarray:
-    """At every cell of the grid, by the means that make training fast."""
+    """The posterior mean at every cell of the grid, by the methods that make training fast."""
     with fast(rank):
         return mean_of(model)
 
 
 def mean_of(model: ExactGP) -> np.ndarray:
-    """At every cell of the grid, by the method in force."""
+    """The posterior mean at every cell of the grid, by the method that is set."""
     with (
         torch.no_grad(),
         settings.solve_tolerance(MEAN_TOLERANCE),
@@ -178,7 +178,7 @@ def peak_gib() -> float:
 
 
 def log_likelihood(model: ExactGP, probes: int = 4) -> tuple[float, float]:
-    """Nats an observation, and its standard error: estimated afresh, whatever was followed while training."""
+    """Nats per observation, and the standard error: a new estimate that does not depend on the training."""
     model.train()
     with (
         torch.no_grad(),

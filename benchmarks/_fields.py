@@ -1,7 +1,7 @@
 """Data of the stress tests: a vibrating membrane, random and cloud-shaped gaps, Rastrigin's function.
 
-What may have 10^9 cells comes slab by slab along axis 0, so that no array of the whole grid is needed; a slab of the
-membrane or of the clouds is one product of two small matrices.
+Fields may have 10^9 cells. They are computed slab by slab along axis 0, so that no array of the whole grid is needed. A
+slab of the membrane or of the clouds is one product of two small matrices.
 """
 
 import math
@@ -22,7 +22,7 @@ _DRIFT = 1.0  # lengths of an axis that clouds move by from the first time to th
 
 
 class Slabs(Protocol):
-    """An array that comes slab by slab along its axis 0."""
+    """An array that is computed slab by slab along its axis 0."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -1,4 +1,4 @@
-"""What a timing was measured on."""
+"""The machine on which a time was measured."""
 
 import platform
 from pathlib import Path

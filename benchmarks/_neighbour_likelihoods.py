@@ -1,9 +1,9 @@
-"""Log-likelihoods by eigenvectors and by neighbours: what estimates scatter by, what a value and its gradient take.
+"""Log-likelihoods by eigenvectors and by neighbours: the spread of estimates, and the cost of a value and its gradient.
 
-GPBoost (Sigrist 2022) computes the likelihood of Vecchia's approximation itself, which is biased; here the same sparse
-factor only preconditions. Kernels that both offer: in two dimensions the squared exponential alone, which is a product
-over axes and a function of the distance. Its Matern kernels are functions of the distance, ours products over axes:
-each is judged by dense algebra with its own kernel, and timed with it.
+GPBoost (Sigrist 2022) computes the likelihood of Vecchia's approximation itself, which is biased. Here the same sparse
+factor is only a preconditioner. In two dimensions, the squared exponential is the only kernel that both packages have,
+because it is a product over axes and also a function of the distance. Matern kernels of GPBoost are functions of the
+distance, ours are products over axes. Each package is timed, and compared with dense algebra, with its own kernel.
 """
 
 import importlib

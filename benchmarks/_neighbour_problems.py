@@ -80,7 +80,7 @@ class Problem:
         return found
 
     def covariance(self) -> Any:
-        """``K_XX + s2 I`` as an operator that remembers nothing."""
+        """``K_XX + s2 I`` as a new operator, without cached results."""
         index = self.index()
         total: Any = None
         for factors in self.terms():

@@ -30,10 +30,10 @@ def numpy_fill(
     """``a`` with ``(K_XX + s2 I) a = y`` on the grid, zero in the gaps, and the iterations of conjugate gradients.
 
     ``V A^-1 V' y_Z = -V A^-1 W' y_X`` with ``A = K + s2 I = Q (T + s2) Q'``, then ``a = A^-1 y``: Proposition 3.3.
-    What is iterated on is the residual in the gaps, ``r = -a_Z``; what is reached is the tolerance of the original
-    one, ``|(K_XX + s2 I) a_X - y| <= tolerance |y|``. Their ratio, taken before the first iteration, says when to
-    stop; should it have grown, conjugate gradients are started anew for the correction. ``RuntimeError`` if that
-    takes more than `cap` iterations.
+    Iterations reduce the residual in the gaps, ``r = -a_Z``. The goal is a tolerance of the original residual,
+    ``|(K_XX + s2 I) a_X - y| <= tolerance |y|``. The ratio of both before the first iteration determines when to stop.
+    If it has grown, conjugate gradients start again for the correction. ``RuntimeError`` if this takes more than `cap`
+    iterations.
     """
     eigenvalues, vectors = _eigh_of_each(factors)
     transposed = [each.T for each in vectors]

@@ -1,4 +1,4 @@
-"""What benchmarks share: runs in processes of their own, their results as files, and the look of their figures."""
+"""Common parts of benchmarks: runs in separate processes, files of results, and the style of figures."""
 
 import json
 import math
@@ -34,7 +34,7 @@ _PROCESSES.set_forkserver_preload(_LOADED)
 
 
 class Child:
-    """A run in a process of its own, as it sees itself."""
+    """The interface of a run in a separate process to the process that has started it."""
 
     def __init__(self, sender: Connection) -> None:
         self._sender = sender
@@ -129,7 +129,7 @@ def anonymous_gib(pid: int | None = None) -> float:
 
 
 def available_gib() -> float:
-    """Memory that programs may still take; infinite where that is not known."""
+    """Memory that is still available to programs; infinite if it is not known."""
     return _kibibytes(Path("/proc") / "meminfo", "MemAvailable") / 2**20 or math.inf
 
 
@@ -142,7 +142,7 @@ def _kibibytes(path: Path, name: str) -> int:
 
 
 def gemm_gflops(dtype: torch.dtype, size: int, repeats: int = 5) -> float:
-    """The rate of the best of several products of two matrices: what the machine can do, now."""
+    """The rate of matrix products on this machine at this moment, as the best of several products."""
     a, b = torch.randn(2, size, size, dtype=dtype)
     seconds = []
     for _ in range(repeats):
@@ -165,7 +165,7 @@ def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> st
 
 
 def number(value: float | None, form: str) -> str:
-    """In a table: nothing for what was not measured."""
+    """A number in a table; empty if it was not measured."""
     return "" if value is None else format(value, form)
 
 
@@ -206,7 +206,7 @@ def tidy(axis: "Axes") -> None:
 
 
 def whole_decades(axis: "Axes") -> None:
-    """Has a logarithmic y axis span powers of ten, and name these alone."""
+    """Makes a logarithmic y axis end at powers of ten, with labels for these only."""
     low, high = axis.get_ylim()
     axis.set_ylim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)))
     axis.yaxis.set_major_formatter("{x:g}")

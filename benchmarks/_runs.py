@@ -1,7 +1,7 @@
-"""Runs that benchmarks share: a problem, its data in a file, and each method or peer in a process of its own.
+"""Common runs of benchmarks: a problem, its data in a file, and each method or other package in a separate process.
 
-The data are mapped into memory; making them is no part of a time, reading them is. Residuals are those of
-``(K_XX + s2 I) a = y``, worked out anew in float64; the streamed reconstruction is held to that of its weights.
+The data are mapped into memory. Times include reading the data, but not making them. Residuals are those of
+``(K_XX + s2 I) a = y``, computed again in float64. For the streamed reconstruction, they are those of its weights.
 """
 
 import math
@@ -289,7 +289,7 @@ def by_solve_system(child: Child, case: Case, path: Path) -> None:
 
 
 def set_up(system: GapSystem, case: Case) -> int | None:
-    """Has the system make what the method is sure to need; returns the rank of its preconditioner."""
+    """Makes the system compute everything that the method needs; returns the rank of its preconditioner."""
     _, rank = METHODS[case.method]
     if rank == 0:
         return 0
@@ -304,7 +304,7 @@ def set_up(system: GapSystem, case: Case) -> int | None:
 
 
 def _choice(report: gaps.SolveReport, asked: str) -> str:
-    """What was not asked for by name: the method of auto, and the rank of a preconditioner."""
+    """The automatic choices: the method, and the rank of the preconditioner."""
     parts = [report.method] if asked == "auto" else []
     return ", ".join([*parts, f"rank {report.rank}"] if report.rank else parts)
 
@@ -347,7 +347,7 @@ _PRECISIONS = {"64": torch.float64, "32": torch.float32}
 
 
 def _reconstruct(case: Case, values: np.ndarray, share: float) -> tuple[gaps.Reconstruction, float]:
-    """The reconstruction at so much of the tolerance, and the seconds that the kernel's matrices took."""
+    """The reconstruction at a fraction of the tolerance, and the seconds for the matrices of the kernel."""
     watch, problem = Watch(), case.problem
     factors = factors_of(case)
     factor_seconds = watch.lap()
@@ -391,7 +391,7 @@ def _some_slices(size: int) -> list[int]:
 
 
 def by_peer(child: Child, case: Case, path: Path, solve: "Callable[[Case, Tensor, Tensor], Solved]") -> None:
-    """Times a peer, and takes the residual of its solution anew."""
+    """Times another package, and computes the residual of its solution again."""
     with child.clock():
         attempts = Attempts(child)
         while attempts.go_on:
@@ -458,7 +458,7 @@ def solve_by_cholesky(case: Case, index: Tensor, y: Tensor) -> Solved:
 
 
 def solve_by_masked_kronecker(case: Case, index: Tensor, y: Tensor) -> Solved:
-    """Conjugate gradients of linear_operator, started anew while the true residual is above the tolerance."""
+    """Conjugate gradients of linear_operator, started again while the true residual is above the tolerance."""
     watch, iterations = Watch(), 0
     observed = torch.zeros(case.cells, dtype=torch.bool)
     observed[index] = True
@@ -559,7 +559,7 @@ def run_case(case: Case, work: Work, inputs: Inputs, limits: Limits, why_not: st
 
 
 def is_known(case: Case, row: Row | None, limits: Limits) -> bool:
-    """Whether a row says all that a run could."""
+    """Whether a row contains everything that another run could find."""
     if row is None or row.outcome in ("not run", "failed") or (row.outcome == "capped" and row.cap < limits.cap):
         return False
     return not (case.tighter and case.method == "reconstruct" and row.outcome == "converged" and row.tighter is None)

@@ -1,19 +1,19 @@
-"""A climate of stations, trained end to end: the paper's study of weather stations, on data that can be had.
+"""A climate of stations, trained end to end: the paper's study of weather stations, on public data.
 
     python -m benchmarks.climate                                      # trains, predicts, scores what was withheld
     python -m benchmarks.climate --data colorado_monthly
     python -m benchmarks.climate --data FILE.npz --predict CELLS.npz -o OUT.npz
     python -m benchmarks.climate --part methods --part warm --part botorch
 
-The data are those of a name (``GPYTORCH_GAPS_DATA`` names their folder; see `benchmarks.datasets`), of an .npz with
-the same arrays, or "synthetic". With ``--predict``, `cells` of CELLS.npz (k x 4 integers: year, day, station, output,
-counted from 0) are predicted: OUT.npz gets `mean` and `std` of a new observation there, in degrees. Cells that come
-marked as `test_cells` are never trained on.
+``--data`` is the name of a data set (see `benchmarks.datasets`; ``GPYTORCH_GAPS_DATA`` is their folder), an .npz file
+with the same arrays, or "synthetic". With ``--predict``, `cells` of CELLS.npz (k x 4 integers: year, day, station,
+output, counted from 0) are predicted. OUT.npz then contains `mean` and `std` of a new observation there, in degrees.
+Cells that the data mark as `test_cells` are never used in training.
 
 study     the model of `_climate_model`: RMSE, CRPS and coverage of withheld cells, beside simple references; seconds by
           phase; memory
 methods   the paper's Table 1: one product of four kernels, trained and predicted by each method
-warm      solver iterations of a training run with warm starts and fixed probes, and with neither
+warm      solver iterations of a training run with warm starts and fixed probes, and without both
 botorch   LatentKroneckerGP on the monthly data, as (station, output) x month
 """
 

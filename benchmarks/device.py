@@ -1,12 +1,12 @@
-"""Products, an iteration, a training step and a prediction, on whatever device there is: CUDA, MPS or the CPU.
+"""Products, an iteration, a training step and a prediction, on the available device: CUDA, MPS or the CPU.
 
     python -m benchmarks.device
     python -m benchmarks.device --device cuda --cells 1000000 --json results/device.json
 
-The same code on every device, in one run: GFLOP/s of Kronecker products beside a square matrix product in the same
-precision; an iteration of conjugate gradients beside the product that it contains; a step of Adam on the marginal
-likelihood, and the mean of every cell with the variance of a few, with the iterations that they took. The host waits
-for the device before a clock is read. float32 products are full float32, on both sides: see
+The same code runs on every device. One run measures: GFLOP/s of Kronecker products, compared with a square matrix
+product in the same precision; an iteration of conjugate gradients, compared with the product that it contains; a step
+of Adam on the marginal likelihood; and the mean of every cell and the variance of a few cells. The number of iterations
+is printed too. The host waits for the device before a clock is read. float32 products have full float32 precision: see
 `gpytorch_gaps.utils.precision`.
 """
 

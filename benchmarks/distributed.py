@@ -1,16 +1,15 @@
-"""Several processes on one problem, beside one process: the same numbers, what is sent, and how it scales.
+"""Several processes on one problem, compared with one process: equality of results, messages and scaling.
 
     python -m benchmarks.distributed --output results/distributed
 
 - strong scaling: the membrane of 3840 x 2160 x 2 cells, half of them gaps, reconstructed by 1, 2 and 4 processes;
 - weak scaling: as many cells for every process;
-- a kernel that does not truncate, whose weights are in parts;
+- a kernel that does not truncate, whose weights are divided among the processes;
 - training: 20 steps of Adam on 1000 x 1000 cells, cold, with the default probes.
 
-Every run is started by torchrun, with one thread a process unless told otherwise: with more processes than cores, no
-speed is to be had, and none is promised; what is sent and held is the same on any machine. Beside what was measured
-stands what :mod:`gpytorch_gaps.reconstruction.sizing` expects. Means and
-hyperparameters are compared with those of one process.
+Every run is started by torchrun, by default with one thread per process. More processes than cores bring no speed.
+Messages and memory are the same on any machine. The table compares measured values with those that
+:mod:`gpytorch_gaps.reconstruction.sizing` expects. Means and hyperparameters are compared with those of one process.
 """
 
 import argparse
@@ -49,7 +48,7 @@ THREADS = [1]  # of each process
 
 
 class Memory:
-    """Peak of the memory that was asked for since the beginning."""
+    """The peak of the allocated memory since the beginning."""
 
     def __init__(self) -> None:
         self.start = self.peak = anonymous_gib()

@@ -1,4 +1,4 @@
-"""Where the time of ``fill_gaps`` goes: CPU seconds by phase, beside what the result is worth.
+"""CPU seconds of ``fill_gaps`` by phase, and the accuracy of the result.
 
     GPYTORCH_GAPS_DATA=... OMP_NUM_THREADS=1 python -m benchmarks.fill_speed --json results/fill_speed.json
 

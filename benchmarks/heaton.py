@@ -3,15 +3,15 @@
     GPYTORCH_GAPS_DATA=... python -m benchmarks.heaton --output results/heaton
 
 Heaton et al. (2019), "A Case Study Competition Among Methods for Analyzing Large Spatial Data", JABES 24:398-425, asked
-twelve groups for predictions of 300 x 500 cells with gaps in the shape of clouds. Their test cells are not part of the
-data here. The clouds are moved by 60 and 110 cells instead, and what they then cover is withheld: 33,330 of 105,569
-observations. Published figures are of other cells, from more data, and of the machine of the comparison.
+twelve groups for predictions of 300 x 500 cells with gaps in the shape of clouds. The data here do not include their
+test cells. Instead, the clouds are moved by 60 and 110 cells, and the observations that they then cover are withheld:
+33,330 of 105,569. Published figures are for other cells, from more data, on the machine of the comparison.
 
-``own``: an ``ExactGP`` with an exponential kernel of the distance in the plane, one length-scale an axis for the
-satellite, trained by ``fit``: Adam, then L-BFGS until it has converged. ``fill``: ``fill_gaps`` with no options. The
-simulated field was drawn from an exponential covariance ``v exp(-d / r)`` of the distance in degrees, plus a nugget:
-its parameters are printed beside the learned ones. Of variance and range, the data determine little but the ratio:
-along ``v / r`` of the truth, ranges from 0.7 to 8 degrees have log-likelihoods within 3 nats.
+``own``: an ``ExactGP`` with an exponential kernel of the distance in the plane, trained by ``fit``: Adam, then L-BFGS
+until it has converged. For the satellite, there is one length-scale per axis. ``fill``: ``fill_gaps`` with no options.
+The simulated field was drawn from an exponential covariance ``v exp(-d / r)`` of the distance in degrees, plus a
+nugget. Its parameters are printed beside the learned ones. The data determine hardly more of variance and range than
+their ratio: for the true ``v / r``, ranges from 0.7 to 8 degrees have log-likelihoods within 3 nats.
 """
 
 import argparse

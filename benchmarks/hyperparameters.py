@@ -2,10 +2,10 @@
 
     python -m benchmarks.hyperparameters --json results/hyperparameters.json
 
-Grids of 30 x 30 and 40 x 40, three levels of gappiness, five draws each. `fit` runs as it comes, and once more with
-the paper's Nystrom sum; the reference is dense Cholesky, brought to convergence by L-BFGS in plain torch. Shown are the
-largest relative difference over length-scales, output scale and noise, and the noise that Nystrom learns over that of
-maximum likelihood.
+Grids have 30 x 30 and 40 x 40 cells, three levels of gappiness, and five draws each. `fit` runs with its defaults, and
+again with the paper's Nystrom sum. The reference is dense Cholesky, maximized by L-BFGS in plain torch until it
+converges. The table shows the largest relative difference over length-scales, output scale and noise, and the ratio of
+the noise learned by Nystrom to that of maximum likelihood.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def draw(size: int, gappiness: float, seed: int) -> Tensor:
 
 
 def maximum_likelihood(values: Tensor) -> Tensor:
-    """Dense, from the truth, by L-BFGS on the logarithms."""
+    """Maximum likelihood by dense algebra and L-BFGS on the logarithms, starting at the truth."""
     cells = (~values.isnan()).nonzero()
     y = values[~values.isnan()]
     logs = torch.tensor([*LENGTHS, 1.0, NOISE], dtype=torch.float64).log().requires_grad_(True)

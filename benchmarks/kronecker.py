@@ -2,9 +2,9 @@
 
     python -m benchmarks.kronecker --json results/kronecker.json
 
-The three contenders take turns, and the best of several turns counts, so that noise hits all alike. The GEMM is a
-square one of 1500, at which the machine's BLAS has reached its rate. Right-hand sides lie as a GPyTorch user has
-them: (M, C), contiguous.
+The three methods run in turn, and the best of several runs counts, so that other load affects all of them equally. The
+GEMM multiplies matrices of 1500 x 1500, which is large enough for the full rate of BLAS. Right-hand sides have the
+layout that GPyTorch users have: (M, C), contiguous.
 """
 
 import argparse

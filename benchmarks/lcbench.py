@@ -123,7 +123,7 @@ def ours(curves: Curves, steps: int, lr: float) -> dict[str, Any]:
 
 
 def theirs(curves: Curves) -> dict[str, Any]:
-    """The same by LatentKroneckerGP. Its moments are those of the function in standardized units: converted here."""
+    """As :func:`ours`, by LatentKroneckerGP. Its moments are in standardized units, and are converted here."""
     from botorch.fit import fit_gpytorch_mll
     from botorch.models.latent_kronecker_gp import LatentKroneckerGP
 
@@ -160,7 +160,7 @@ def scored(curves: Curves, mean: Tensor, variance: Tensor) -> dict[str, float]:
 
 
 def compare(curves: Curves, steps: int, lr: float) -> list[dict[str, Any]]:
-    """A row for each model. Ours has the share of its training after which it had reached the likelihood of theirs."""
+    """A row for each model. Ours has the share of its training after which its likelihood reached that of theirs."""
     first, second = ours(curves, steps, lr), theirs(curves)
     losses = first.pop("history")
     reached = [step for step, loss in enumerate(losses, 1) if -loss >= second["likelihood"]]

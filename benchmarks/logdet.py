@@ -2,8 +2,9 @@
 
     python -m benchmarks.logdet --json results/logdet.json
 
-Ours, on the side that is chosen and on either side when forced, the paper's Nystrom sum, and linear_operator's Lanczos
-quadrature with its own settings, against the dense truth. Matern-3/2 x squared-exponential; three levels of noise.
+The dense value is compared with ours, on the chosen side and on both sides by request, with the paper's Nystrom sum,
+and with linear_operator's Lanczos quadrature at its own settings. The kernel is Matern-3/2 x squared-exponential, with
+three levels of noise.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""What the neighbours preconditioner buys in solves, log-likelihoods and training; and GPBoost beside it.
+"""Time saved by the neighbours preconditioner in solves, log-likelihoods and training, and a comparison with GPBoost.
 
     python -m benchmarks.neighbours --output results/neighbours
     python -m benchmarks.neighbours --parts table --grids 80x80 --lengths 0.1
 
 ``table``: cold solves to a residual of 1e-6 by fill-gaps ("fill"), by ignore-gaps with 300 eigenvectors ("eigen") or
-with 20 neighbours ("neighbours"), by what is chosen without neighbours ("before"), and by what is chosen ("auto"). On
-grids of more than 10,000 cells only "neighbours" and "auto" are run, unless ``--columns`` names others. ``headline``:
-one solve of 54,750 observations of a rough kernel in clouds, with set-up. ``likelihood``: what 20 estimates of a
-log-likelihood and its gradient scatter by. ``training``: a cold value and gradient of two models. ``gpboost``: the same
-beside GPBoost, skipped where it is not installed.
+with 20 neighbours ("neighbours"), by the automatic choice without neighbours ("before"), and by the automatic choice
+("auto"). On grids of more than 10,000 cells, only "neighbours" and "auto" run, unless ``--columns`` names others.
+``headline``: one solve for 54,750 observations with a rough kernel and clouds as gaps, including the set-up.
+``likelihood``: the spread of 20 estimates of a log-likelihood and its gradient. ``training``: a cold value and gradient
+of two models. ``gpboost``: the same with GPBoost, if it is installed.
 
 Seconds are those of the CPU, which do not depend on what else the machine does: use one thread (``OMP_NUM_THREADS=1``).
 On one core, the tables take about half an hour, all other parts together about ten minutes.
@@ -90,7 +90,7 @@ def solve(problem: Problem, column: str, rank: int | None = RANK, values: Tensor
 
 
 def warm_up() -> None:
-    """What is loaded, and what is measured of the machine, at first use is no part of a time."""
+    """Loads libraries and measures rates of the machine, so that later times do not include this."""
     for column in COLUMNS:
         solve(Problem((40, 40), "scattered", "Matern-1/2", 0.1, 1e-2), column)
 

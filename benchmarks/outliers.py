@@ -1,4 +1,4 @@
-"""Gross errors in the data: what they do to the values in the gaps, and what it costs to expect them.
+"""Gross errors in the data: their effect on the values in the gaps, and the cost of robust methods without such errors.
 
     GPYTORCH_GAPS_DATA=... python -m benchmarks.outliers
 
@@ -8,8 +8,8 @@ field of 40 x 40 cells is a draw of a Matern-3/2 kernel with noise; a quarter of
 ``colorado_monthly``, 300 months of 25 stations, a tenth of the observations is withheld.
 
 Methods: ``fill_gaps`` with ``robust="auto"`` and ``robust=True``; an ``ExactGP`` with a robust likelihood; a
-``LaplaceGP`` with Student's t. The first row of each gets data without gross errors and believes all of them; ratios
-are to that row. RMSE and coverage of 95 % intervals are of the field in the gaps, or of the withheld observations.
+``LaplaceGP`` with Student's t. The first row of each is its non-robust form on data without gross errors. Ratios are
+to that row. RMSE and coverage of 95 % intervals are of the field in the gaps, or of the withheld observations.
 Seconds are CPU seconds.
 """
 

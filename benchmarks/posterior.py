@@ -1,13 +1,13 @@
-"""The posterior of 1.9 million cells: mean, samples, standard deviations, new data; beside BoTorch's LatentKroneckerGP.
+"""The posterior of 1.9 million cells: mean, samples, standard deviations, new data. Also BoTorch's LatentKroneckerGP.
 
     python -m benchmarks.posterior --json results/posterior.json
 
-50 years x 366 days x 52 stations x 2 outputs, two thirds of them observed. The pattern of gaps is that of a real
-network of weather stations where ``GPYTORCH_GAPS_DATA`` names a folder with trentino_daily_train.npz (CRAN package
-RMAWGEN, data set trentino), closed over cells withheld at random; else stations that begin, end and fail at random
-times. The values are a draw from the model, in degrees, so that the truth is known at every cell. Each phase is timed;
-peak memory is that of the process. BoTorch runs the same model, as (year, station, output) x day, in a process of its
-own, with limits of time and memory.
+The grid has 50 years x 366 days x 52 stations x 2 outputs. Two thirds of the cells are observed. If
+``GPYTORCH_GAPS_DATA`` names a folder with trentino_daily_train.npz (CRAN package RMAWGEN, data set trentino), gaps are
+those of this real network of weather stations, except for cells withheld at random. Otherwise, stations begin, end and
+fail at random times. The values are a draw from the model, in degrees, so that the truth is known at every cell. Each
+phase is timed. Peak memory is that of the process. BoTorch runs the same model, as (year, station, output) x day, in a
+separate process, with limits of time and memory.
 """
 
 import argparse
@@ -153,7 +153,7 @@ class Phases:
 
 
 def peak_gib() -> float:
-    """Of this process alone: what getrusage says of a child begins with the peak of its parent."""
+    """Peak memory of this process alone. (For a child, getrusage starts with the peak of its parent.)"""
     status = Path("/proc") / "self" / "status"
     lines = status.read_text().splitlines() if status.exists() else []
     found = [line.split()[1] for line in lines if line.startswith("VmHWM")]

@@ -1,4 +1,4 @@
-"""The paper's preconditioner study (Figure 2): what rank p buys, for ignore-gaps and for fill-gaps.
+"""The paper's study of preconditioners (Figure 2): time saved at rank p, for ignore-gaps and for fill-gaps.
 
     python -m benchmarks.preconditioner --output results/preconditioner
 
@@ -125,7 +125,7 @@ def solve(system: GapSystem, rhs: Tensor, method: str, rank: int, cap: int) -> S
 
 
 def dominant_eigenvalues(system: GapSystem, method: str) -> int:
-    """How many a preconditioner has to know: in ``K + s2 I`` those above the noise, in its inverse those below."""
+    """How many eigenvalues a preconditioner needs: those above the noise or, for the inverse of K + s2 I, below it."""
     eigenvalues = system.eigen().products
     return int(((eigenvalues > NOISE) if method == "ignore" else (eigenvalues < NOISE)).sum())
 
@@ -263,7 +263,7 @@ def _table_line(summary: Summary) -> list[str]:
 
 
 def _ratio_text(summary: Summary, ratio: Ratio) -> str:
-    """A run that was cut short bounds the ratio on one side; two of them say nothing."""
+    """The ratio as text. A run that was cut short gives a bound. If both runs were cut short, there is no ratio."""
     if not summary.rank:
         return "1"
     if summary.failures and summary.base_failed:

@@ -2,17 +2,17 @@
 
     GPYTORCH_GAPS_DATA=... python -m benchmarks.rain
 
-Made-up rain is a smooth normal field with noise, cut off below and cubed: 30 to 70 % of the cells are zero, the others
-have a heavy tail. A quarter of the cells and a block are gaps. Of ``german_pm10``, daily fine dust of stations, a tenth
-of the observations is withheld, at random or in runs of half a year of one station.
+Synthetic rain is a smooth normal field with noise, cut off below and cubed: 30 to 70 % of the cells are zero, the
+others have a heavy tail. A quarter of the cells and a block are gaps. The real data are ``german_pm10``, daily fine
+dust of stations. A tenth of the observations is withheld, at random or in runs of half a year of one station.
 
-A split has five runs or fewer, and errors within a run are alike, so that it takes several splits. The last lines are
-means over fields of rain, and over splits.
+A split has at most five runs, and errors within a run are correlated. Therefore there are several splits. The last
+lines are means over fields of rain, and over splits.
 
-For each way to fill: the smallest filled value and the smallest 2.5 % quantile; the CRPS of all gaps, also as a share
-of that without a transform; and the coverage of 95 % intervals. A zero in a cell that is dry with probability p counts
-as the share of p inside of the interval; `holds` is the share of intervals that hold the value, which is larger where
-much is surely dry. Seconds are CPU seconds.
+For each method: the smallest filled value and the smallest 2.5 % quantile; the CRPS of all gaps, also as a ratio to
+that without a transform; and the coverage of 95 % intervals. For a zero in a cell that is dry with probability p,
+coverage counts the fraction of p inside the interval. `holds` is the fraction of intervals that contain the value. It
+is larger if many cells are certainly dry. Seconds are CPU seconds.
 """
 
 import argparse

@@ -1,17 +1,16 @@
-"""Time and memory of a streamed reconstruction from 10^4 to 10^9 cells, beside peers as far as they get.
+"""Time and memory of a streamed reconstruction of 10^4 to 10^9 cells, and of other packages on smaller grids.
 
     python -m benchmarks.scaling --output results/scaling
     python -m benchmarks.scaling --tiles --output results/scaling
 
-A vibrating membrane, 121 frames of a video whose sides double from size to size up to 3840 x 2160, half of it gaps at
-random, kernel ``exp(-d^2 / theta^2)`` with theta = 0.1 of each axis, noise 1e-6. Peers solve the same system: conjugate
-gradients on linear_operator's masked Kronecker product, BoTorch's LatentKroneckerGP, GPyTorch's SKI with the grid
-itself as its inducing points, and dense GPyTorch. The iterative ones stop at a residual of 0.01, the default of
-BoTorch; the error of every mean is shown. A peer that was killed at the cap, or ran out of memory, is not tried on
-more cells.
+The field is a vibrating membrane: 121 frames of a video whose sides double from size to size, up to 3840 x 2160. Half
+of the cells are random gaps. The kernel is ``exp(-d^2 / theta^2)`` with theta = 0.1 of each axis, the noise 1e-6. Other
+packages solve the same system: conjugate gradients on linear_operator's masked Kronecker product, BoTorch's
+LatentKroneckerGP, GPyTorch's SKI with the grid itself as its inducing points, and dense GPyTorch. Those that iterate
+stop at a residual of 0.01, the default of BoTorch. The error of every mean is shown. A package that was killed at the
+cap, or ran out of memory, is not tried on more cells.
 
-With ``--tiles`` it is one product ``Phi' W'W Phi w`` on 3840 x 2160 x 8 cells that is timed, over the size of the
-tiles it is taken in.
+``--tiles`` times one product ``Phi' W'W Phi w`` on 3840 x 2160 x 8 cells for several sizes of the tiles.
 """
 
 import argparse
@@ -179,7 +178,7 @@ def _with_margin(size: int) -> Tensor:
 
 
 def solve_by_dense_gpytorch(case: Case, index: Tensor, y: Tensor) -> Solved:
-    """By Cholesky: conjugate gradients, GPyTorch's default, do not get there."""
+    """By Cholesky, because conjugate gradients, GPyTorch's default, do not converge."""
     watch = Watch()
     with torch.no_grad(), gpytorch.settings.fast_computations(solves=False):
         covariance = kernel_of(case)(points(case.shape, index)).evaluate_kernel().add_diagonal(_noise(case))

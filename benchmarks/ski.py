@@ -86,7 +86,7 @@ def problem(kernel: str, noise: float, num_points: int, shape: Sequence[int], le
 
 
 def by_eigenvectors(own: Problem) -> Row:
-    """Our solver. The set-up is what the first solve takes more than the second."""
+    """Our solver. The time of the set-up is the difference between the first and the second solve."""
     operator = own.covariance.with_factors([factor.clone() for factor in own.covariance.factors])
     noisy = operator.add_diagonal(own.noise)
     seconds = []

@@ -3,11 +3,11 @@
     python -m benchmarks.sphere --output results/sphere
     python -m benchmarks.sphere --degrees 5 --months 3
 
-A draw from a Matern-3/2 kernel of the distance through the sphere times one of the time, plus noise, in cells of one
-degree: 180 x 360 x 12. Gaps are land, the same in every month, and swaths between the tracks of a satellite, which
-differ. The model has the kernel that the field was drawn with: solves are measured, not training, and intervals should
-cover what they say. The steps of the mean from one longitude to the next are compared: the largest one across the date
-line, over the median of the largest ones across all meridians.
+The field is a draw from a Matern-3/2 kernel of the distance through the sphere times one of the time, plus noise, in
+cells of one degree: 180 x 360 x 12. Gaps are land, which is the same in every month, and swaths between the tracks of a
+satellite, which change. The model has the kernel that the field was drawn with. Solves are measured, not training, and
+intervals should have their nominal coverage. Steps of the mean from one longitude to the next are compared: the largest
+step across the date line, divided by the median of the largest steps across all meridians.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The climate of weather stations, measured with gaps, and a made-up one to try things on."""
+"""The climate of weather stations, measured with gaps, and a synthetic one."""
 
 import calendar
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StationClimate:
-    """What weather stations measured: NaN where they did not."""
+    """Measurements of weather stations, NaN at gaps."""
 
     name: str
     values: np.ndarray  # shape: (year, time, station, output), float32

@@ -8,9 +8,9 @@ methods there are peers: fill-gaps in NumPy, dense Cholesky, and conjugate gradi
 Kronecker product.
 
 Every run has a process of its own, which is killed at the cap. The data are in a file that is mapped into memory;
-making it is no part of a time, reading it is. Residuals are those of ``(K_XX + s2 I) a = y``, computed in
-float64. Our methods are also held to a certified error of the mean, the streamed reconstruction to that alone. Results
-are saved after every run, and ``--resume`` goes on from there.
+times include reading it, but not making it. Residuals are those of ``(K_XX + s2 I) a = y``, computed in float64. Our
+methods must also reach a certified error of the mean, and the streamed reconstruction only this error. Results are
+saved after every run, and ``--resume`` continues from there.
 """
 
 import argparse

@@ -2,10 +2,11 @@
 
     python -m benchmarks.training_step --json results/training_step.json
 
-The same squared-exponential model and the same data, in one process: ours at its default tolerance of 1e-6, BoTorch at
-its own of 0.01, both in float64. NumPy does as the paper's authors do: a value with the Nystrom log-determinant, which
-is biased, and a gradient by finite differences. Then, where a dense Cholesky still tells the truth, how far each
-log-likelihood is from it; and the posterior variance of every cell, with the peak memory of a process of its own.
+All run the same squared-exponential model on the same data, in one process: ours at its default tolerance of 1e-6,
+BoTorch at its default of 0.01, both in float64. NumPy uses the method of the paper's authors: a value with the Nystrom
+log-determinant, which is biased, and a gradient by finite differences. On a grid small enough for a dense Cholesky, the
+errors of the log-likelihoods are measured. The posterior variance of every cell is computed in a separate process, with
+its peak memory.
 """
 
 import argparse
@@ -167,7 +168,7 @@ def numpy_step(setting: Setting, axes: list[Tensor], values: Tensor) -> float:
     return time.perf_counter() - started
 
 
-# -- the truth, where it can be had ------------------------------------------------------------------------------------
+# -- the truth, on small grids -----------------------------------------------------------------------------------------
 
 
 def dense_log_likelihood(setting: Setting, axes: list[Tensor], values: Tensor) -> float:
@@ -185,7 +186,7 @@ def dense_log_likelihood(setting: Setting, axes: list[Tensor], values: Tensor) -
 
 
 def accuracy(setting: Setting, repeats: int, with_botorch: bool) -> list[dict[str, Any]]:
-    """Mean error of the log-likelihood in nats, its standard deviation, and what ours says of itself."""
+    """Mean error of the log-likelihood in nats, its standard deviation, and the standard error that ours reports."""
     setting = replace(setting, shape=(100, 98))
     axes, values = problem(setting, 0.497)
     truth = dense_log_likelihood(setting, axes, values)
