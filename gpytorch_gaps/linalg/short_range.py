@@ -49,7 +49,7 @@ class ShortRange:
         sizes = lags.detach().double().abs()
         beyond = sizes.flip(0).cumsum(0).flip(0)  # from each lag on
         negligible = beyond <= 0.5 * torch.finfo(dtype).eps * (2.0 * beyond[0] - sizes[0])
-        reach = int((~negligible).sum()) - 1
+        reach = max(0, int((~negligible).sum()) - 1)
         block = max(_LEAST_BLOCK, 2 ** (_REACHES_PER_BLOCK * max(1, reach) - 1).bit_length())
         if _BLOCKS_PER_AXIS * block > len(lags):
             return None

@@ -19,10 +19,16 @@ def small_axes(monkeypatch):
 
 def lags_of(kind, levels, dtype=torch.float64):
     lag = torch.arange(levels, dtype=torch.float64)
-    return {"exponential": (-lag).exp(), "square": (-lag.square()).exp(), "none": (lag == 0).double()}[kind].to(dtype)
+    known = {
+        "exponential": (-lag).exp(),
+        "square": (-lag.square()).exp(),
+        "none": (lag == 0).double(),
+        "zero": 0.0 * lag,
+    }
+    return known[kind].to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["exponential", "square", "none"])
+@pytest.mark.parametrize("kind", ["exponential", "square", "none", "zero"])
 @pytest.mark.parametrize(("rows", "columns"), [(600, 600), (601, 999), (999, 310), (640, 640)])
 def test_products_are_those_of_the_dense_matrix(kind, rows, columns):
     lags = lags_of(kind, max(rows, columns))
