@@ -33,3 +33,16 @@ def test_few_errors_have_one_factor_and_right_ones_none():
     assert found.calibration > 1.5
     assert factors(found, np.array([0.5, 2.0])) == found.calibration
     assert factors(checked(GENERATOR.uniform(0.5, 2.0, 800), 1.0), np.array([0.5, 2.0])) == 1.0
+
+
+def test_equal_standard_deviations_have_one_factor():
+    """Groups of them would differ only by where the observations are, or by rounding."""
+    std = 0.5 * (1.0 + 1e-9 * GENERATOR.standard_normal(800))
+    std[::2] = 0.5
+    found = checked(np.sort(std), np.repeat([1.0, 2.0], 400))
+    assert found.calibration > 1.2
+    assert factors(found, np.array([0.4, 0.5, 0.6])) == found.calibration
+    apart = checked(np.concatenate([std, 2.0 * std]), np.repeat([1.0, 2.0], 800))
+    low, high = factors(apart, np.array([0.5, 1.0]))
+    assert low == 1.0
+    assert 1.7 < high < 2.3
