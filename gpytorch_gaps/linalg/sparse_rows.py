@@ -18,6 +18,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.autograd import Function
 
+_MOST_SHORT = torch.iinfo(torch.int32).max  # number of entries with indices of 32 bits
+
 
 class SparseRows:
     """W, with k entries in each of N rows.
@@ -101,8 +103,9 @@ class _Product(Function):
 
 def compressed_rows(starts: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
     """A matrix as torch's compressed sparse rows."""
-    if columns.numel() <= torch.iinfo(torch.int32).max:  # MKL's own indices: others are converted each time
-        starts, columns = starts.int(), columns.int()
+    few = columns.numel() <= _MOST_SHORT  # MKL's own indices: others are converted each time
+    index = torch.int32 if few else torch.int64
+    starts, columns = starts.to(index), columns.to(index)
     with without_notes():
         return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpytorch_gaps.linalg import sparse_rows
 from gpytorch_gaps.linalg.sparse_columns import SparseColumns
 from tests import _dense as dense
 from tests._devices import CPU, STAND_IN, devices
@@ -93,3 +94,14 @@ def test_a_solve_whose_sweeps_overflow_ends_at_the_solution(device, name):
     image = (sparse.matmul if name == "solve" else sparse.mT_matmul)(exact.to(device))
     got = getattr(sparse, name)(image).cpu()
     assert dense.relative(got, exact) < 1e-4  # its condition number is some 1e10
+
+
+@pytest.mark.parametrize("name", APPLY)
+def test_more_entries_than_32_bits_can_count(name, monkeypatch):
+    """Places of rows in 32 bits are then widened, so that all indices of a sparse matrix have one type."""
+    monkeypatch.setattr(sparse_rows, "_MOST_SHORT", 10)
+    found, matrix = factor(60, 5, seed=0)
+    found.rows = found.rows.int()
+    assert found._by_column.crow_indices().dtype == found._by_column.col_indices().dtype == torch.int64
+    x = dense.randn(60, 3)
+    torch.testing.assert_close(getattr(found, name)(x), APPLY[name](matrix, x), rtol=1e-9, atol=1e-9)
