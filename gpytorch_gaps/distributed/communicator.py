@@ -239,7 +239,7 @@ SINGLE = Communicator()
 
 
 def communicator_for(group: Any, caller: str) -> Communicator:
-    """The communicator of a group. Warns a process that torchrun has started among others if it passes no group."""
+    """The communicator of a group. Warns if there is no group, but torchrun has started several processes."""
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK") == "0":
         warnings.warn(
             f"{caller}: torchrun has started {os.environ['WORLD_SIZE']} processes, and each does all of the work and "

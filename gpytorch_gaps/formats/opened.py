@@ -154,7 +154,7 @@ class OpenedFile(ABC):
                 kind._write_new(source, source._for_other_formats(filled, lossless), path)
 
     def write_deviations(self, deviations: Any, path: Path | str, history: str = "") -> None:
-        """Writes standard deviations, lossless. If the file has a scale and an offset, only the scale is applied.
+        """Writes standard deviations without rounding. Of a scale and an offset of the file, only the scale applies.
 
         :param deviations: an object of the type and shape of `data`. A Dataset may have only some of its variables.
         :param path: the file to write; its suffix determines the format.

@@ -118,7 +118,7 @@ class CirculantOperator(LinearOperator):
         return whole and self.is_symmetric and self.inner == self.torus
 
     def is_like(self, other: "CirculantOperator") -> bool:
-        """Whether rows and columns are on the same places of the same circles as those of another."""
+        """Whether rows and columns are at the same places of the same circles as those of another operator."""
         if self.inner != other.inner or self.num_dense != other.num_dense:
             return False
         sides = (*self.row_positions, *self.col_positions), (*other.row_positions, *other.col_positions)

@@ -153,7 +153,7 @@ def _rotated(factors: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _blocked(factors: Sequence[Tensor], x: Tensor) -> Tensor:
-    """The first axis in one large product; the others as in :func:`_rotated`, one block of rows at a time.
+    """Multiplies the first axis in one large product, and the others as in :func:`_rotated`, by blocks of rows.
 
     New memory is as expensive as arithmetic here: the first access to a page costs as much as about a hundred FLOPs
     per number. The blocks share scratch memory and are written back in place, so only the result has its size.

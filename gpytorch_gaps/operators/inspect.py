@@ -24,7 +24,7 @@ _active_dims = TensorCache(size=64)  # lists of numbers: reading them from a dev
 
 @dataclass(frozen=True)
 class GridKernelRef:
-    """A grid kernel inside a composite kernel, and the input columns that it is evaluated on, in its order."""
+    """A grid kernel inside a composite kernel, and the input columns that it receives, in its own order."""
 
     kernel: GridKernel
     columns: tuple[int, ...]

@@ -12,9 +12,10 @@ _LIFTS = (1.0, 1e1, 1e2, 1e3, 1e4)  # factors on the diagonal that are tried whi
 
 
 def factorise_lifted(core: Tensor, number: Tensor) -> tuple[Tensor, float, float]:
-    """The Cholesky factor of ``I + M``, or of ``I + M / lift`` if rounding makes it indefinite; and the lift.
+    """The Cholesky factor of ``I + M``, the lift, and `number` as a float.
 
-    The host waits for a device once, to check for success. A `number` is read at the same time.
+    If rounding makes ``I + M`` indefinite, the factor is that of ``I + M / lift``. The host waits for a device once: it
+    reads `number` together with the success of the factorisation.
     """
     eye = torch.eye(core.size(-1), dtype=core.dtype, device=core.device)
     for lift in _LIFTS:

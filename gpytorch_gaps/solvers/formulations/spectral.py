@@ -62,7 +62,7 @@ class SpectralGaps(Formulation):
         return select_cells(kron_matmul(self._in(weights.dtype)[0], weights), self.system.train_index)
 
     def matmul(self, weights: Tensor) -> Tensor:
-        """``(s2 T^-1 + Phi' W'W Phi) w``: the mask is a product, nothing is gathered or scattered."""
+        """``(s2 T^-1 + Phi' W'W Phi) w``. The mask is applied as a product, without index operations."""
         vectors, (shift, _, kept) = self._in(weights.dtype)
         grid = kron_matmul(vectors, weights).mul_(self.system.observed(weights.dtype))
         image = kron_matmul([q.mT for q in vectors], grid)
