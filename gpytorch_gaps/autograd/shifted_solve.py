@@ -1,7 +1,8 @@
 """``(K + s2 I)^-1 x`` on the whole grid, with the implicit gradient.
 
-Forward uses the eigen-decomposition; backward never differentiates it: for ``v = A^-1 x`` and an incoming gradient g,
-``u = A^-1 g`` is the gradient of x, ``-sum u v`` that of s2, and that of ``-u' K v`` for the factors.
+The forward pass uses the eigen-decomposition. The backward pass does not differentiate it. Let ``v = A^-1 x``, and
+``u = A^-1 g`` for an incoming gradient g. The gradient with respect to x is u, and with respect to s2 ``-sum u v``. The
+gradient with respect to the factors is that of ``-u' K v`` with u and v held fixed.
 """
 
 from typing import Any

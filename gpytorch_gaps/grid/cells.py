@@ -1,8 +1,8 @@
 """Cells of a table of points, and a cache of look-ups.
 
 There are three kinds of points. *On the grid*: a flat index describes them. *On a grid of their own*: they have few
-distinct coordinates per axis and are cells of the grid of these, so a covariance with them has rectangular Kronecker
-factors. *Scattered*: neither.
+distinct coordinates per axis and are cells of the grid of these coordinates, so a covariance with them has rectangular
+Kronecker factors. *Scattered*: neither.
 """
 
 import math

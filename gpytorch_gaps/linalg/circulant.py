@@ -83,7 +83,7 @@ class CirculantOperator(LinearOperator):
         self._spectra: dict[tuple[torch.dtype, tuple[int, ...]], Tensor] = {}
         self._short_ranges: dict[torch.dtype, ShortRange | None] = {}
 
-    # -- what it is --------------------------------------------------------------------------------------------------
+    # -- structure -----------------------------------------------------------------------------------------------------
 
     @property
     def num_dense(self) -> tuple[int, int]:
@@ -249,7 +249,7 @@ class CirculantOperator(LinearOperator):
         rows, columns = (torch.arange(size, device=self.device) for size in self.shape[-2:])
         return self.entries(rows.unsqueeze(-1), columns)
 
-    # -- staying what it is ------------------------------------------------------------------------------------------
+    # -- operations that keep the structure ----------------------------------------------------------------------------
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         if _is_noop_index(row_index) and _is_noop_index(col_index):

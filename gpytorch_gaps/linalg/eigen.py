@@ -43,7 +43,7 @@ def _solve_work(eigen: "KroneckerEigen", noise: Tensor, x: Tensor) -> Work:
 class KroneckerEigen:
     """Orthonormal eigenvectors and non-negative eigenvalues of each factor. It is not differentiable.
 
-    Eigenvalues of a matrix ascend; of a factor on whole circles, they do at every frequency.
+    Eigenvalues of a matrix are in ascending order. Those of a factor on whole circles are so at every frequency.
     """
 
     vectors: tuple[Basis, ...]  # shape: (*batch, m_i, m_i) each

@@ -57,7 +57,7 @@ class GridInterpolation:
             raise ValueError(f"GridInterpolation: shape: got {len(self.shape)} axes, expected {first.size(-1)}")
         last = torch.tensor(self.shape, device=first.device) - self.width
         if len(first) and bool(((first < 0) | (first > last)).any()):
-            raise ValueError(f"GridInterpolation: first: {self.width} places from there on leave axes of {self.shape}")
+            raise ValueError(f"GridInterpolation: first: {self.width} places from there on exceed axes of {self.shape}")
 
     @classmethod
     def cubic(cls, axes: Sequence[Tensor], x: Tensor) -> "GridInterpolation":

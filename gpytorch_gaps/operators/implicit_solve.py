@@ -1,6 +1,7 @@
 """``A^-1 rhs`` with the implicit gradient, for an operator that owns its solve.
 
-``x = A^-1 b``: with ``u = A^-1 g`` for an incoming gradient g, the gradient is u for b and that of ``-u' A x`` for A.
+Let ``x = A^-1 b``, and ``u = A^-1 g`` for an incoming gradient g. The gradient with respect to b is u. The gradient
+with respect to A is that of ``-u' A x`` with u and x held fixed.
 This is like linear_operator's Solve, but the configuration chooses the method, for small matrices too. The operator and
 the right-hand sides have the same batch shape: callers expand both.
 """

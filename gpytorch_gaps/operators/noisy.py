@@ -92,7 +92,7 @@ class NoisyGridOperator(AddedDiagLinearOperator):
         diag = self._diag_tensor
         return diag.diag_values if isinstance(diag, ConstantDiagLinearOperator) else diag._diagonal()
 
-    # -- staying what it is ------------------------------------------------------------------------------------------
+    # -- operations that keep the structure ----------------------------------------------------------------------------
 
     def add_diagonal(self, diag: float | Tensor) -> LinearOperator:
         return self + as_diagonal(self, diag)

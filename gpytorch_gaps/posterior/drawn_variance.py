@@ -16,15 +16,15 @@ explain. Without neighbours, b = 0 and t is the prior variance.
 are no draws. The variances are then t, which is never too small. The reported error is the largest ratio
 ``(t - v) / t`` at nearly all pilots.
 
-If it is more, and draws would take half a minute or longer, ``t (1 - s)`` is tried, with s the mean of ``(t - v) / t``
-at the pilots. Its relative error is taken from the pilots: 97 % of them do not exceed it. If it is below 25 %, and
-below the error of draws, there are no draws either.
+If it is more, and draws would take half a minute or longer, ``t (1 - s)`` is tried as an estimate, with s the mean of
+``(t - v) / t`` at the pilots. Its relative error is estimated from the pilots: 97 % of them do not exceed it. If it is
+below 25 %, and below the error of draws, there are no draws either.
 
 **Solves.** A solution with ``A a = y - r`` is exact for ``y - r``. With ``mu = g'a + b'r_J``, the error of d and h is
 therefore ``w'r`` for ``w = A^-1 g - b``, the weights of ``h = w'y``, and
 ``(w'r)^2 <= w'Dw r'D^-1 r <= (t - v) r'D^-1 r``. Without neighbours it is also at most ``v r'D^-1 r``: see
-:mod:`gpytorch_gaps.solvers.goal`. If residuals are large compared with the noise, this says nothing. The variance is
-still between 0 and t, and so is the estimate.
+:mod:`gpytorch_gaps.solvers.goal`. If residuals are large compared with the noise, this bound is useless. The variance
+and its estimate are between 0 and t in any case.
 """
 
 import math
@@ -47,8 +47,8 @@ _UNREMARKABLE = {0.5: 0.02, 0.95: 0.2}
 # No draws if the relative error of t is below the first number (1 % of a standard deviation) at nearly all pilots.
 _NEGLIGIBLE, _NEARLY_ALL = 0.02, 0.97
 _MANY_FLOPS = 1e12  # cost of all draws beyond which pilots may replace them: half a minute or longer
-# Largest relative error without draws, and the share of pilots within it. The share of all points differs from that of
-# 192 pilots by 1.6 %, one standard error, and is to be at least 95 %.
+# Largest relative error without draws, and the share of pilots within it. The share of all points should be at least
+# 95 %. Its standard error, estimated from 192 pilots, is 1.6 %.
 _MOST_BY_PILOTS, _STATED = 0.25, 0.97
 
 

@@ -55,7 +55,7 @@ class InterpolatedPreconditioner(LowRankPreconditioner):
         return self.rows.gram(self.vectors, self._local, scales)
 
     def basis_at(self, cells: Tensor) -> Tensor:
-        """Φ has no cells here: :meth:`basis_of` takes the rows of other points."""
+        """Not available, because rows are points and not cells. Use :meth:`basis_of`."""
         raise NotImplementedError("interpolated eigenvectors are evaluated by basis_of")
 
     def basis_of(self, rows: GridInterpolation) -> Tensor:

@@ -236,7 +236,7 @@ class LowRankPreconditioner:
     def quadratic(self, x: Tensor, coefficients: Tensor, diagonal: Tensor, root: Tensor | None) -> Tensor:
         """``x' P x`` per column, differentiable in coefficients, diagonal and root.
 
-        A given diagonal is D: what P adds to it is a constant. shape: (*batch, N, C) -> (*batch, C)
+        `diagonal` is D. What P adds to D is treated as a constant. shape: (*batch, N, C) -> (*batch, C)
         """
         wide = x.double()
         value = ((diagonal + self.added).unsqueeze(-1) * wide.square()).sum(-2)
@@ -257,7 +257,7 @@ class LowRankPreconditioner:
 
     @property
     def condition(self) -> float:
-        """A bound on the condition number of ``I + B G B``, whose rounding moves variances by eps times as much."""
+        """A bound on the condition number of ``I + B G B``. The rounding of variances is about eps times this."""
         largest = float(self.coefficients.amax() / self.diagonal.amin()) if self._leading else 0.0
         return 1.0 + largest
 

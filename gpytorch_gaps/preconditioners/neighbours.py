@@ -36,7 +36,7 @@ _LIFTS = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6)  # fractions of the largest variance,
 
 @dataclass(frozen=True)
 class NeighbourLists:
-    """Which earlier observations each observation is conditioned on.
+    """The earlier observations on which each observation is conditioned.
 
     :param rows: positions of the neighbours, -1 for none, integers of 32 bits if these are enough, shape (N, k).
     :param rank: place of each observation in the ordering, shape (N,).

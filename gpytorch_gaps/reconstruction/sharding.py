@@ -56,7 +56,7 @@ class Weights(ABC):
 
     @abstractmethod
     def held(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the given basis functions are held here, and their places in the box. shape: (d, p) -> (q,), (q,)"""
+        """The given functions that this process holds, and their places in its box. shape: (d, p) -> (q,), (q,)"""
 
     @abstractmethod
     def gram(self, grid: MaskedGrid, bases: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class Goal:
     ) -> "Goal":
         """The goal for one set of right-hand sides.
 
-        :param mean_tolerance: the largest certified error, in the units of rhs; None for any. shape (*batch, 1, C)
+        :param mean_tolerance: the largest certified error, in the units of rhs; None: no limit. shape (*batch, 1, C)
         :param prior: prior variances, in the units of rhs squared, if the goal is a variance. shape (*batch, C)
         """
         noise_unit = None if mean_tolerance is None else mean_tolerance.squeeze(-2) / tolerance
@@ -87,7 +87,7 @@ class Goal:
         return replace(self, unit=torch.full_like(self.unit, math.inf), noise_unit=allowed / self.tolerance)
 
     def of_correction(self, size: Tensor, error: float) -> "Goal":
-        """The goal of solving for a residual of measure `error`, divided by `size`; with a factor of two to spare."""
+        """The goal of a solve for a residual with the measure `error`, divided by `size`; twice as strict."""
         noise_unit = None if self.noise_unit is None else self.noise_unit / size
         return replace(
             self,

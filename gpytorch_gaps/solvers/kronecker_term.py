@@ -85,7 +85,7 @@ class KroneckerTerm:
         return axis_covariances(self.factors())
 
     def joint_covariances(self) -> list[Tensor]:
-        """The same, with one matrix by lag (a, a, q) for a block of a dense and a regular axis."""
+        """As :meth:`axis_covariances`, with one matrix by lag (a, a, q) for a block of a dense and a regular axis."""
         return joint_covariances(self.factors())
 
     @property

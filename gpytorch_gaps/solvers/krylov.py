@@ -149,10 +149,10 @@ def conjugate_gradients(
 
 
 def amplified_stop(initial: Tensor, dtype: torch.dtype, original: Closure, tolerance: float) -> Stop:
-    """When to stop iterating on a system whose residual the original system amplifies.
+    """The end of iterations on a system whose residual may be much smaller than that of the original system.
 
-    The original residual costs half an iteration. It is computed only when the amplification seen last suggests that
-    it has arrived, and at least every eighth iteration.
+    The original residual costs half an iteration. It is computed at least every eighth iteration, and whenever the last
+    ratio of the two residuals suggests that the original one is small enough.
 
     :param initial: norms of the residual that the iteration starts from. shape: (*batch, C)
     :param original: measure of the original residual for a residual of the own system. shape: (*batch, C)
@@ -207,9 +207,9 @@ def _should_stop(stop: Stop, residual: Tensor, stall: _Stall | None, waits: bool
 
 
 def _normalized(rhs: Tensor, waits: bool) -> tuple[Tensor, Tensor | None]:
-    """A copy of the right-hand sides whose squares neither under- nor overflow, and what its columns were divided by.
+    """A copy of the right-hand sides whose squares neither under- nor overflow, and the divisors of its columns.
 
-    shape: (*batch, n, C) and (*batch, 1, C); None where nothing had to be divided.
+    shape: (*batch, n, C) and (*batch, 1, C). The divisors are None if nothing was divided.
     """
     largest = rhs.abs().amax(-2, keepdim=True)
     largest = largest.masked_fill(largest == 0, 1.0)
@@ -222,7 +222,7 @@ def _normalized(rhs: Tensor, waits: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, or zero where there is nothing to divide by."""
+    """The quotient, or zero where the denominator is not above zero."""
     nothing = denominator <= torch.finfo(denominator.dtype).tiny
     return (numerator / denominator).masked_fill_(nothing, 0.0)
 

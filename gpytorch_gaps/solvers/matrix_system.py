@@ -1,4 +1,4 @@
-"""Any symmetric positive definite matrix that is known by its products alone, as a system."""
+"""A system for a symmetric positive definite matrix of which only products are available."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class MatrixSystem(NoisySystem):
 
 @dataclass(frozen=True)
 class GivenPreconditioner:
-    """A preconditioner that is known by its solves alone, such as a user's own."""
+    """A preconditioner of which only solves are available, such as one of the user."""
 
     solve: Callable[[Tensor], Tensor]
     rank: int = 0

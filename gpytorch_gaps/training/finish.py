@@ -136,7 +136,7 @@ class QuasiNewton(Optimizer):
 
     def _own_state(self) -> dict[str, Any]:
         state = self.state[self._parameters[0]]
-        if not state:  # flags are no tensors, which a checkpoint would turn into numbers
+        if not state:  # plain flags: a checkpoint would turn tensors into numbers
             state.update(pairs=[], held=[False] * sum(self._sizes()), released=[False] * sum(self._sizes()))
         return state
 

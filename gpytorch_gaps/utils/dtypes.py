@@ -44,7 +44,7 @@ def to_dtype(values: np.ndarray, dtype: np.dtype, reserved: Sequence[float] = ()
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     if dtype.kind != "f" and values.dtype.kind == "f":
         low, high = float(limits.min), float(limits.max)
-        high = np.nextafter(high, 0) if high > limits.max else high  # 2^63 - 1 is no float64: 2^63 would wrap around
+        high = np.nextafter(high, 0) if high > limits.max else high  # no float64 equals 2^63 - 1, and 2^63 would wrap
         values = np.rint(values.astype(np.float64, copy=False)).clip(low, high)
     stored = values.clip(limits.min, limits.max).astype(dtype)
     for value in reserved:

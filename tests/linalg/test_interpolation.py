@@ -147,8 +147,8 @@ def test_refused_points_and_axes(axes, x, message):
         (torch.zeros(3, 1), torch.zeros(3, 1, 4), (5,), "int64"),
         (torch.zeros(3, 1).long(), torch.zeros(3, 2, 4), (5,), "expected int64 of shape"),
         (torch.zeros(3, 1).long(), torch.zeros(3, 1, 4), (5, 5), "got 2 axes, expected 1"),
-        (torch.full((3, 1), 2), torch.zeros(3, 1, 4), (5,), "leave axes"),
-        (torch.full((3, 1), -1), torch.zeros(3, 1, 4), (5,), "leave axes"),
+        (torch.full((3, 1), 2), torch.zeros(3, 1, 4), (5,), "exceed axes"),
+        (torch.full((3, 1), -1), torch.zeros(3, 1, 4), (5,), "exceed axes"),
     ],
 )
 def test_refused_rows(first, weights, shape, message):

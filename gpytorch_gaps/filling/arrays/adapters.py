@@ -79,7 +79,7 @@ class ArrayAdapter(ABC):
             first = np.unravel_index(int(infinite.argmax()), numbers.shape)
             entry = tuple(int(p[i]) for p, i in zip(positions, first, strict=True))
             raise ValueError(
-                f"values: entry {entry} is {numbers[first]}, expected finite values; infinite ones are no gaps: use NaN"
+                f"values: entry {entry} is {numbers[first]}, expected finite values; infinity is not a gap: use NaN"
             )
         return numbers
 

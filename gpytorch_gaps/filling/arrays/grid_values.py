@@ -42,7 +42,7 @@ class Part:
         return np.array([int(p[0]) for p in self.positions])
 
     def without(self, flags: np.ndarray) -> "Part":
-        """The same with NaN at the flagged cells."""
+        """The same part with NaN at the flagged cells."""
         return replace(self, values=np.where(flags, np.nan, self.values))
 
 

@@ -34,7 +34,7 @@ class Effort:
     candidates: int
 
     def shortened(self, share: float) -> "Effort":
-        """The same with a fraction of the steps."""
+        """The same candidates, with a fraction of the steps."""
         first, further, final = (max(1, round(share * count)) for count in (self.first, self.further, self.final))
         return Effort(first, further, final, self.candidates)
 

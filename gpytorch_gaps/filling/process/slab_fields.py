@@ -60,7 +60,7 @@ class SlabFields:
         return mean, None if std is None else self.adapter.wrap_like_input(std), self.adapter.wrap_like_input(gaps)
 
     def in_chunks(self) -> tuple[Any, Any, Any]:
-        """The same as lazy dask arrays."""
+        """Mean, standard deviations and flags of the gaps as lazy dask arrays."""
         array = self.adapter.array
         whole = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
 

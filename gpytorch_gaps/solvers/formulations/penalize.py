@@ -28,7 +28,7 @@ class PenalizeGaps(Formulation):
 
     system: GapSystem
     error_is_cheap = True
-    restarts = 0  # the penalty bounds the accuracy, and is not to be worked around
+    restarts = 0  # the penalty limits the accuracy, and restarts would hide this
     margin = 0.5
 
     def __init__(self, system: GapSystem, rhs: Tensor, goal: Goal, *, penalty: float | None = None) -> None:

@@ -19,9 +19,9 @@ def log_quadrature(tridiagonal: Tensor, size: int, mean_is_one: bool = False) ->
     """``n e_1' log(T) e_1`` of every probe. shape: (*batch, probes, k, k) -> (*batch, probes)
 
     :param mean_is_one: whether the eigenvalues of the matrix have a mean of exactly one. A multiple of
-        ``n (e_1' T e_1 - 1)``, whose expectation is zero then, is subtracted: the one that leaves the least variance,
-        ``<log x, x - 1> / <x - 1, x - 1>`` over the spectrum. It is taken from the other probes, as one that depended
-        on the own probe would bias the estimate; for a probe without others it is one, that of eigenvalues near one.
+        ``n (e_1' T e_1 - 1)`` is then subtracted, which has the expectation zero. The factor with the least variance is
+        ``<log x, x - 1> / <x - 1, x - 1>`` over the spectrum. It is computed from the other probes, because a factor
+        that depends on the same probe would cause bias. For a single probe it is one, as for eigenvalues near one.
     """
     weights, logs = log_residuals(tridiagonal, mean_is_one)
     return size * (weights * logs).sum(-1)
@@ -30,7 +30,7 @@ def log_quadrature(tridiagonal: Tensor, size: int, mean_is_one: bool = False) ->
 def log_residuals(tridiagonal: Tensor, mean_is_one: bool, own_slope: bool = False) -> tuple[Tensor, Tensor]:
     """Weights of the Ritz values x of every probe, and ``log x`` or ``log x - c (x - 1)``.
 
-    :param own_slope: whether c may come from the own probe, where there is no other: for a variance, not for a value.
+    :param own_slope: whether c may come from the same probe if there is no other. This is right for variances only.
 
     shape: (*batch, probes, k) each
     """
@@ -56,8 +56,8 @@ def standard_error(estimates: Tensor) -> Tensor:
 def draw_probes(preconditioner: Any, size: int, batch: torch.Size, count: int, like: Tensor, repeat: bool) -> Tensor:
     """Probes with covariance P, or random signs without one. shape: (*batch, n, count)
 
-    :param like: a tensor of the dtype and on the device that they are wanted in.
-    :param repeat: whether every call draws the same numbers, those that follow from ``torch.manual_seed``.
+    :param like: a tensor with the dtype and device of the result.
+    :param repeat: whether every call draws the same numbers, which depend on ``torch.manual_seed``.
     """
     with torch.no_grad(), _repeatable(like.device) if repeat else _as_it_is():
         if preconditioner is not None:

@@ -14,7 +14,7 @@ _LOW_RANK_LIMIT = 4096  # solves are used instead of an approximation of higher 
 
 
 def too_expensive(system: NoisySystem, num_points: int, config: SolveConfig) -> str | None:
-    """Why this many exact solves are made only on request; None if they are affordable."""
+    """The reason not to make this many exact solves unless asked to; None if they are affordable."""
     flops = solve_flops(system, num_points, config)
     if flops <= _AFFORDABLE_FLOPS or num_points <= _ALWAYS_EXACT_POINTS_PER_DRAW * config.variance_samples:
         return None
