@@ -25,7 +25,7 @@ from gpytorch_gaps.utils.progress import format_bytes
 
 _SLAB_NUMBERS = 2**24  # numbers that are read or expanded at once
 _BOXES = 14  # boxes of weights in float64: eigenvalues, diagonals, the right-hand side, iterates and temporaries
-_LEARNING_BOXES = 10  # further boxes in float64: shares of the prior, probes, and their residuals
+_LEARNING_BOXES = 10  # further boxes in float64: shares of the prior, probes, and the rest that these estimate
 _BYTES_PER_DRAW = 20.0  # bytes per weight: three boxes in float32, one in float64
 _HALVES = 4  # number of boxes of sharded weights that are expanded along the first axis
 
