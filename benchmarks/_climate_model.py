@@ -56,7 +56,7 @@ class Anomalies:
         return cls(moved(anomalies, shift), cycle, shift)
 
     def recorded(self, on_grid: np.ndarray) -> np.ndarray:
-        """What was predicted for the days that things happened on, on the calendar of the records."""
+        """Predictions for the true days, shifted to the calendar of the records."""
         return moved(on_grid, -self.shift)
 
 
@@ -90,7 +90,7 @@ def positions(climate: StationClimate) -> np.ndarray:
 
 
 def days_off(anomalies: np.ndarray) -> np.ndarray:
-    """By how many days (-1, 0, 1) each year of a place fits the mean of the others best. shape: (year, station, output)
+    """The shift in days (-1, 0, 1) of each year of a place that fits the others best. shape: (year, station, output)
 
     Three years are compared at a time. The mean is computed again after records have been moved.
     """
@@ -122,7 +122,7 @@ def days_off(anomalies: np.ndarray) -> np.ndarray:
 
 
 def _moments(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Of every year: sums of products, of squares of both, and how many there are. shape: (4, year)"""
+    """Sums of products, of squares of both, and the number of pairs, for every year. shape: (4, year)"""
     both = ~np.isnan(first) & ~np.isnan(second)
     a, b = np.where(both, first, 0.0), np.where(both, second, 0.0)
     return np.stack([(a * b).sum(1), (a * a).sum(1), (b * b).sum(1), both.sum(1)])
@@ -167,11 +167,11 @@ def space_kernel(lengthscales: list[float], nu: float = 1.5) -> MaternKernel:
 
 
 def places_kernel(climate: StationClimate, seen: np.ndarray, weight: np.ndarray, rank: int) -> Kernel:
-    """Near in space, at two scales, times outputs; and what is particular to a place.
+    """The kernel of places: two spatial kernels times outputs, and a free covariance for properties of single places.
 
     :param seen: estimate of the covariance of the places from the data. shape (places, places).
-    :param weight: how far they tell it, from 0 to 1: the free covariance begins as what they have to say beyond space.
-    :param rank: of the free covariance, which has a diagonal besides.
+    :param weight: its reliability, from 0 to 1. The free covariance starts as the part that space does not explain.
+    :param rank: rank of the free covariance, which also has a diagonal.
     """
     outputs = len(climate.output)
     each = weight.diagonal().reshape(-1, outputs)
@@ -192,9 +192,9 @@ def places_kernel(climate: StationClimate, seen: np.ndarray, weight: np.ndarray,
 
 
 def lagged_covariance(anomalies: np.ndarray, lag: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of the places, from one day to the next (which leaves out their noise), or on the same.
+    """The covariance of the places from one day to the next, which does not contain their noise, or on the same day.
 
-    And how far it is known, from 0, for pairs that have nothing in common, to 1. shape: (places, places) each
+    Also its reliability, from 0 for pairs without common observations to 1. shape: (places, places) each
     """
     series = anomalies.reshape(*anomalies.shape[:2], -1)
     known = ~np.isnan(series)

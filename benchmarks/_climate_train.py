@@ -1,4 +1,4 @@
-"""Trains the model of a climate of stations, predicts it everywhere, and scores what was withheld."""
+"""Trains the model of a climate of stations, predicts it everywhere, and scores the withheld cells."""
 
 import math
 import resource
@@ -124,7 +124,7 @@ def mean_of(model: ExactGP) -> np.ndarray:
 def scores(
     climate: StationClimate, cells: np.ndarray, mean: np.ndarray, deviation: np.ndarray
 ) -> dict[str, gaps.Score]:
-    """Of every output, on the cells that were withheld."""
+    """Scores of every output on the withheld cells."""
     found = {}
     for o, name in enumerate(climate.output):
         own = cells[..., o]

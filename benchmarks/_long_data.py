@@ -17,7 +17,7 @@ _OUTAGES = 0.5  # share of the gaps that are outages, not single hours
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Temperatures by hour and station, NaN in the gaps, and what is true there."""
+    """Temperatures by hour and station, NaN in the gaps, and the true values there."""
 
     hours: np.ndarray
     places: np.ndarray  # shape: (stations, 2), kilometres
@@ -67,7 +67,7 @@ def _table_gaps(shape: tuple[int, int], generator: np.random.Generator) -> np.nd
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A series, NaN in the gaps, what is true there, and what it was drawn with."""
+    """A series, NaN in the gaps, the true values there, and the parameters of the draw."""
 
     values: np.ndarray
     truth: np.ndarray

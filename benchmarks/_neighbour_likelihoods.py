@@ -72,7 +72,7 @@ def log_likelihood(problem: Problem, values: Tensor, preconditioner: str) -> Val
 
 
 def gradient_of(model: torch.nn.Module) -> Tensor:
-    """With respect to all raw hyperparameters. shape: (parameters,)"""
+    """The gradient with respect to all raw hyperparameters. shape: (parameters,)"""
     return torch.stack([own.grad.sum() for own in model.parameters() if own.grad is not None])
 
 
@@ -162,7 +162,7 @@ TRAINED = ("Matern-3/2", "Matern-3/2 + long squared-exponential")
 
 
 def training_part(shape: tuple[int, int], lengths: Sequence[float], noise: Sequence[float], repeats: int) -> Part:
-    """A cold value and gradient of two models, eigenvectors beside what is chosen now, in turn."""
+    """A cold value and gradient of two models, by eigenvectors and by the automatic choice, in turn."""
     rows: list[dict[str, Any]] = []
     lines = []
     cases = list(product(TRAINED, lengths, noise))

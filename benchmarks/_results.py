@@ -41,7 +41,7 @@ class Child:
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """What is timed, killed at the cap, and watched for its memory. What a run prepares does not belong here."""
+        """The part of a run that is timed, killed at the cap, and watched for its memory; not its preparation."""
         self._sender.send((_START, anonymous_gib()))
         yield
         self._sender.send((_STOP, anonymous_gib()))
@@ -52,13 +52,13 @@ class Child:
 
 
 def run_capped(work: Callable[..., None], *arguments: Any, cap: float, memory_gib: float) -> dict[str, Any]:
-    """What ``work(child, *arguments)`` reports, run in a process of its own that is killed `cap` seconds into a clock.
+    """Runs ``work(child, *arguments)`` in a separate process, and returns what it reports.
 
-    Besides there are "before_gib" and "memory_gib": anonymous memory at the start of the first clock and its peak
-    until that stopped, which leaves out files that are mapped. A run that reported no "outcome" gets one: "capped",
-    "out of memory" or "failed", the last with a "note".
+    The process is killed `cap` seconds after the start of a clock. The result also has "before_gib" and "memory_gib":
+    anonymous memory at the start of the first clock, and its peak until the clock stopped. Mapped files do not count.
+    A run that reported no "outcome" gets one: "capped", "out of memory" or "failed", the last with a "note".
 
-    :param memory_gib: what the process may allocate.
+    :param memory_gib: memory that the process may allocate.
     """
     receiver, sender = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=_work, args=(sender, memory_gib, work, arguments), daemon=True)
@@ -108,7 +108,7 @@ def _listen(receiver: Connection, pid: int | None, cap: float) -> dict[str, Any]
 
 
 def _work(sender: Connection, memory_gib: float, work: Callable[..., None], arguments: Sequence[Any]) -> None:
-    """In the child."""
+    """Runs the work in the child process, with a limit of memory."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)  # which mapped files do not count towards
     resource.setrlimit(resource.RLIMIT_DATA, (int(memory_gib * GIB), most))
     warnings.simplefilter("ignore")  # what did not converge is reported as such
@@ -180,7 +180,7 @@ def write_results(directory: Path, name: str, content: Mapping[str, Any], parts:
 
 
 def read_results(directory: Path, name: str) -> dict[str, Any] | None:
-    """What :func:`write_results` wrote before, if it did."""
+    """The content of an earlier :func:`write_results`, if there is one."""
     path = directory / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 

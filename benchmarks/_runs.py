@@ -61,7 +61,7 @@ VECTORS = {"FG": 13, "IG": 6, "IG_precon": 12, "PG": 15, "spectral": 9, "auto": 
 
 @dataclass(frozen=True)
 class Problem:
-    """What all runs of a result file have in common."""
+    """The common properties of all runs of a result file."""
 
     gaps: str
     kernel: str
@@ -99,7 +99,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What a run found; None where it does not apply, or was not reached."""
+    """The results of a run; None if they do not apply, or were not reached."""
 
     size: str
     gappiness: float
@@ -367,7 +367,7 @@ def _change(found: gaps.Reconstruction, again: gaps.Reconstruction) -> float:
 
 
 def report_rmse(child: Child, case: Case, path: Path, mean: Callable[[int, int], Tensor]) -> None:
-    """Of a mean, given slab by slab, in the gaps of a few slices, against the function without noise."""
+    """Reports the RMSE of a mean, given slab by slab, in the gaps of a few slices. The truth has no noise."""
     values, field = np.load(path, mmap_mode="r"), field_of(case.shape, case.problem.seed)
     square, count = 0.0, 0
     for at in _some_slices(case.shape[0]):
@@ -523,7 +523,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one run: seconds, and memory that it may allocate."""
+    """Limits of one run: seconds, and memory that it may allocate."""
 
     cap: float
     memory_gib: float
@@ -537,7 +537,7 @@ def run_cases(
     scratch: Path | None,
     hopeless: Callable[[Case], str],
 ) -> None:
-    """Runs what is not in the results yet. Cases of one input follow each other.
+    """Runs the cases that are not in the results yet. Cases of one input follow each other.
 
     :param scratch: where inputs are kept; None: in a temporary directory, as long as they are needed.
     :param hopeless: why a case should not be run, or nothing.

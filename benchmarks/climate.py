@@ -51,12 +51,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="trentino_daily", help="a name, an .npz file, or 'synthetic'")
     parser.add_argument("--predict", type=Path, help="an .npz with `cells`, k x 4 integers")
-    parser.add_argument("-o", "--output", type=Path, help="of the predictions, an .npz")
+    parser.add_argument("-o", "--output", type=Path, help="an .npz for the predictions")
     parser.add_argument("--part", action="append", choices=PARTS, help="what to do; default: study")
     parser.add_argument("--cap", type=float, default=240.0, help="seconds that a method may take")
-    parser.add_argument("--steps", type=int, default=10, help="of training in 'methods' and 'warm'")
+    parser.add_argument("--steps", type=int, default=10, help="training steps in 'methods' and 'warm'")
     parser.add_argument(
-        "--method", action="append", choices=list(METHODS), help="of 'methods' (default: all) and 'warm' (IG_1000)"
+        "--method",
+        action="append",
+        choices=list(METHODS),
+        help="methods in 'methods' (default: all) and 'warm' (IG_1000)",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--quiet", action="store_true", help="without progress bars")

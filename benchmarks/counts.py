@@ -130,7 +130,7 @@ def train_and_predict(
 
 
 def laplace(name: str, values: Tensor, stages: Stages, steps: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Latent mean and variance of all cells, and what was learned."""
+    """Latent mean and variance of all cells, and the learned parameters."""
     points = torch.linspace(0, 1, len(values), dtype=torch.float64)
     grid, x, y = gaps.from_array(values, [points, points])
     model = Laplace(x, y, LIKELIHOODS[name](), grid).double()
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--small", type=int, default=60, help="side of the field on which methods are compared")
     parser.add_argument("--inducing", type=int, default=20, help="inducing points along each side")
     parser.add_argument("--side", type=int, default=1000, help="side of the large field")
-    parser.add_argument("--steps", type=int, default=300, help="of Adam, at most")
+    parser.add_argument("--steps", type=int, default=300, help="largest number of steps of Adam")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("results/counts"), metavar="DIR")
     options = parser.parse_args(arguments)

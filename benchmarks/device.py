@@ -106,7 +106,7 @@ def start_memory(device: torch.device) -> None:
 
 
 def peak_mib(device: torch.device) -> float | None:
-    """Since :func:`start_memory`, where the device tells it."""
+    """Peak memory since :func:`start_memory`; None if the device does not report it."""
     tell = getattr(_module(device), "max_memory_allocated", None)
     return None if tell is None else tell(device) / 2**20
 
@@ -115,7 +115,7 @@ def peak_mib(device: torch.device) -> float | None:
 
 
 def sides(cells: int, axes: int) -> tuple[int, ...]:
-    """Of a grid of about so many cells."""
+    """The sides of a grid of about so many cells."""
     return (max(2, round(cells ** (1.0 / axes))),) * axes
 
 
@@ -251,10 +251,10 @@ def _told(number: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=torch.device, help="cuda, mps or cpu; default: the accelerator there is")
-    parser.add_argument("--cells", type=int, default=100_000, help="of the grid")
-    parser.add_argument("--gemm", type=int, default=1500, help="size of the matrix product compared with")
-    parser.add_argument("--repeats", type=int, default=3, help="of which the best counts")
+    parser.add_argument("--device", type=torch.device, help="cuda, mps or cpu; default: the available accelerator")
+    parser.add_argument("--cells", type=int, default=100_000, help="number of cells of the grid")
+    parser.add_argument("--gemm", type=int, default=1500, help="size of the matrix product that serves as reference")
+    parser.add_argument("--repeats", type=int, default=3, help="number of repeats; the best one counts")
     parser.add_argument("--json", type=Path, help="where the results go")
     options = parser.parse_args(arguments)
     device = options.device or default_device()

@@ -154,7 +154,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def run(folder: Path, processes: int, **job: Any) -> dict[str, Any]:
-    """One job by so many processes."""
+    """Runs one job with so many processes."""
     job = {"timeout": 600.0, "result": str(folder / "result.json"), **job}
     (folder / "job.json").write_text(json.dumps(job))
     threads = THREADS[0]
@@ -315,14 +315,20 @@ def a_folder(given: str | None) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="how many, one run each")
-    parser.add_argument("--shape", type=int, nargs=3, default=[3840, 2160, 2], help="of the strong scaling")
-    parser.add_argument("--full", type=int, nargs=3, default=list(FULL), help="of the kernel that does not truncate")
-    parser.add_argument("--train", type=int, nargs=2, default=list(TRAIN), help="cells of the training")
-    parser.add_argument("--steps", type=int, default=20, help="of Adam")
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--only", choices=["strong", "weak", "parts", "training"], nargs="+", help="some of the four")
-    parser.add_argument("--work", help="a folder for the data, which are made anew where there is none")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes, with one run each"
+    )
+    parser.add_argument(
+        "--shape", type=int, nargs=3, default=[3840, 2160, 2], help="shape of the grid for strong scaling"
+    )
+    parser.add_argument(
+        "--full", type=int, nargs=3, default=list(FULL), help="shape of the grid for the kernel that does not truncate"
+    )
+    parser.add_argument("--train", type=int, nargs=2, default=list(TRAIN), help="shape of the grid for training")
+    parser.add_argument("--steps", type=int, default=20, help="steps of Adam")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
+    parser.add_argument("--only", choices=["strong", "weak", "parts", "training"], nargs="+", help="parts to run")
+    parser.add_argument("--work", help="a folder for the data, which are created if it has none")
     parser.add_argument("--output", help="a folder for results.json")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

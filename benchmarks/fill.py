@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--withheld", nargs="+", choices=shapes, default=shapes)
     made.add_argument("--methods", nargs="+", help="beginnings of names, such as fill_gaps or griddata. Default: all")
     made.add_argument("--small", action="store_true", help="parts of the data of some thousand cells")
-    made.add_argument("--seed", type=int, default=0, help="of what is withheld")
+    made.add_argument("--seed", type=int, default=0, help="seed of the withheld observations")
     made.add_argument("--cap", type=float, default=1800.0, help="seconds that a method may take")
     made.add_argument("--memory", type=float, default=12.0, help="GiB that a method may take")
     made.add_argument("--verbose", action="store_true", help="print the reports of fill_gaps")

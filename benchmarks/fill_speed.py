@@ -11,7 +11,7 @@ intervals. CPU seconds hardly depend on what else runs on the machine; on two co
 | demo | 96 x 144, the scene of ``gpytorch-gaps demo`` | its clouds |
 | modis | 300 x 500, satellite | the clouds, moved |
 | pacific | 399 x 30 x 84, months of sea surface temperature | clouds |
-| hourly | 8,760 x 36, a table of weather stations (made up) | its outages |
+| hourly | 8,760 x 36, a table of weather stations (synthetic) | its outages |
 | pm10 | 4,383 x 70, daily particulate matter, stations as labels | runs of 30 days |
 """
 

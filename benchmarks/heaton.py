@@ -132,7 +132,7 @@ def score_table(field: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def parameter_table(learned: dict[str, Any]) -> str:
-    """Learned parameters beside those of the simulation. What the data determine best is variance over range."""
+    """Learned parameters and those of the simulation. The data determine variance over range best."""
     found = {"variance": learned["variance"], "range": float(np.mean(learned["range"])), "nugget": learned["nugget"]}
     ratio = "variance / range"
     found[ratio] = found["variance"] / found["range"]
@@ -152,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--fields", nargs="+", choices=FIELDS, default=FIELDS)
     made.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     made.add_argument("--every", type=int, default=1, help="keep every n-th cell of both axes")
-    made.add_argument("--steps", type=int, default=100, help="of the own model, at most")
+    made.add_argument("--steps", type=int, default=100, help="largest number of training steps of the own model")
     made.add_argument("--lr", type=float, default=0.1)
     made.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="start from the last step")
     made.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True, help="iterate in float32")

@@ -90,7 +90,7 @@ def maximum_likelihood(values: Tensor) -> Tensor:
 
 
 def fitted(values: Tensor, steps: int, logdet: str = "auto") -> Tensor:
-    """By `fit`, from GPyTorch's default start."""
+    """Hyperparameters learned by `fit`, from GPyTorch's default start."""
     size = len(values)
     axes = [torch.linspace(0, 1, size, dtype=torch.float64)] * 2
     grid, x, y = gaps.from_array(values, axes)

@@ -54,7 +54,7 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, columns: int, repeats: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=4, help="turns each contender takes")
+    parser.add_argument("--repeats", type=int, default=4, help="number of runs of each method")
     parser.add_argument("--json", type=Path, help="where the results go")
     options = parser.parse_args()
     facts = machine_facts()

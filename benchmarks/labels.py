@@ -178,7 +178,9 @@ def compare(name: str, labels: int, how: str, options: argparse.Namespace) -> li
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
-    parser.add_argument("--labels", nargs="+", type=int, default=list(LABELS), help="pm10 has 70 at most")
+    parser.add_argument(
+        "--labels", nargs="+", type=int, default=list(LABELS), help="numbers of labels; pm10 has at most 70"
+    )
     parser.add_argument("--withheld", nargs="+", choices=["random", "runs"], default=["random", "runs"])
     parser.add_argument("--smooth", action="store_true", help="fill with smooth=True")
     parser.add_argument("--seed", type=int, default=0)

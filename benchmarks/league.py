@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--full", action="store_true", help="whole data sets")
-    parser.add_argument("--seed", type=int, default=0, help="of what is withheld")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the withheld observations")
     parser.add_argument("--json", type=Path, help="where results go; those of other data sets in it are kept")
     parser.add_argument("--draw", type=Path, help="the picture; with --json alone, of what the file has")
     options = parser.parse_args(arguments)

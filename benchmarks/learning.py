@@ -157,15 +157,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lengthscale", type=float, default=0.02)
     made.add_argument("--noise", type=float, default=1e-2)
     made.add_argument("--gaps", type=float, default=0.5)
-    made.add_argument("--tolerance", type=float, default=0.1, help="of the learning, in standard deviations")
-    made.add_argument("--steps", type=int, default=100, help="of `fit`, at most")
+    made.add_argument("--tolerance", type=float, default=0.1, help="tolerance of the learning, in standard deviations")
+    made.add_argument("--steps", type=int, default=100, help="largest number of steps of `fit`")
     made.add_argument("--fit-off", type=float, default=1.1, help="factor of all hyperparameters where `fit` starts")
-    made.add_argument("--fit-lr", type=float, default=0.02, help="its learning rate")
+    made.add_argument("--fit-lr", type=float, default=0.02, help="learning rate of `fit`")
     made.add_argument("--fit-cells", type=int, default=2_000_000, help="up to which `fit` is run")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--cap", type=float, default=1800.0, help="seconds of a run")
     made.add_argument("--memory", type=float, default=8.0, help="GiB that a run may allocate")
-    made.add_argument("--directory", type=Path, default=None, help="for the data, deleted after each run")
+    made.add_argument(
+        "--directory", type=Path, default=None, help="a folder for the data, which are deleted after each run"
+    )
     made.add_argument("--output", type=Path, default=Path("results/learning"), metavar="DIR")
     return made
 

@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--noise", nargs="+", type=float, default=[1e-1, 1e-2, 1e-3])
     parser.add_argument("--probes", type=int, default=10, help="probes of one estimate")
-    parser.add_argument("--repeats", type=int, default=20, help="estimates")
+    parser.add_argument("--repeats", type=int, default=20, help="number of estimates")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     facts = machine_facts()

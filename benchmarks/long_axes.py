@@ -3,9 +3,9 @@
     python -m benchmarks.long_axes --output results/long_axes
     python -m benchmarks.long_axes --parts series --points 100000
 
-``tables``: made-up temperatures of 8,760 hours at 36 and at 400 stations, with cycles of the day and the year, weather
-of some days and of some hours, and 30 % gaps, half of them outages of one to ten days. ``own``: an ``ExactGP`` with a
-kernel of the time and one of the place, trained on a window, then conditioned on the whole table. ``fill``:
+``tables``: synthetic temperatures of 8,760 hours at 36 and at 400 stations, with cycles of the day and the year,
+weather of some days and of some hours, and 30 % gaps, half of them outages of one to ten days. ``own``: an ``ExactGP``
+with a kernel of the time and one of the place, trained on a window, then conditioned on the whole table. ``fill``:
 ``fill_gaps`` with no options. ``series``: a draw with a Matern-3/2 kernel, 30 % gaps, trained on all of it.
 
 Every run is a process of its own, killed at ``--cap`` seconds. Memory is the peak of what it allocates.
@@ -190,10 +190,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     made.add_argument("--hours", type=int, default=8760)
     made.add_argument("--stations", type=int, nargs="+", default=[36, 400])
-    made.add_argument("--points", type=int, default=1_000_000, help="of the series")
-    made.add_argument("--train-hours", type=int, default=500, help="of the window that the own model is trained on")
-    made.add_argument("--train-stations", type=int, default=36, help="likewise")
-    made.add_argument("--steps", type=int, default=30, help="of training, at most")
+    made.add_argument("--points", type=int, default=1_000_000, help="number of points of the series")
+    made.add_argument(
+        "--train-hours", type=int, default=500, help="hours of the window for the training of the own model"
+    )
+    made.add_argument("--train-stations", type=int, default=36, help="stations of this window")
+    made.add_argument("--steps", type=int, default=30, help="largest number of training steps")
     made.add_argument("--cap", type=float, default=600.0, help="seconds of a run")
     made.add_argument("--memory", type=float, default=8.0, help="GiB that a run may allocate")
     made.add_argument("--output", type=Path, default=Path("results/long_axes"), metavar="DIR")

@@ -123,7 +123,7 @@ HEADLINE = {  # columns
 
 
 def headline(shape: tuple[int, int], repeats: int) -> tuple[list[Row], str]:
-    """The solve of a draw from the model: by the best rank, without neighbours, and by what is chosen, in turn."""
+    """Solves of a draw from the model, in turn: by the best rank, without neighbours, and by the automatic choice."""
     problem = Problem(shape, "clouds", "Matern-1/2", 0.1, 1e-4)
     values = problem.draw()
     rows = [solve(problem, column, rank=None, values=values) for _ in range(repeats) for column in HEADLINE]
@@ -147,16 +147,20 @@ def headline(shape: tuple[int, int], repeats: int) -> tuple[list[Row], str]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    made.add_argument("--grids", nargs="+", type=grid_of, default=[(80, 80), (300, 365)], help="of the table, as 80x80")
+    made.add_argument(
+        "--grids", nargs="+", type=grid_of, default=[(80, 80), (300, 365)], help="grids of the table, such as 80x80"
+    )
     made.add_argument("--lengths", nargs="+", type=float, default=[0.03, 0.1])
     made.add_argument("--noise", nargs="+", type=float, default=[1e-2, 1e-4, 1e-6])
     made.add_argument("--training-noise", nargs="+", type=float, default=[1e-2, 1e-4])
     made.add_argument("--gaps", nargs="+", choices=GAPS, default=GAPS)
     made.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
-    made.add_argument("--columns", nargs="+", choices=COLUMNS, help="of the table (default: by the size of the grid)")
-    made.add_argument("--grid", type=grid_of, default=(300, 365), help="of the headline and of training")
-    made.add_argument("--repeats", type=int, default=2, help="of the headline, and of steps of training")
-    made.add_argument("--small-grid", type=grid_of, default=(65, 62), help="of the log-likelihoods")
+    made.add_argument(
+        "--columns", nargs="+", choices=COLUMNS, help="columns of the table (default: by the size of the grid)"
+    )
+    made.add_argument("--grid", type=grid_of, default=(300, 365), help="grid of the headline and of training")
+    made.add_argument("--repeats", type=int, default=2, help="repeats of the headline and of training steps")
+    made.add_argument("--small-grid", type=grid_of, default=(65, 62), help="grid of the log-likelihoods")
     made.add_argument("--seeds", type=int, default=20, help="log-likelihoods estimated")
     made.add_argument("--dense-grid", type=grid_of, default=(100, 80), help="where GPBoost is judged by dense algebra")
     made.add_argument("--large-grid", type=grid_of, default=(400, 500), help="where GPBoost is timed")

@@ -3,9 +3,9 @@
     GPYTORCH_GAPS_DATA=... python -m benchmarks.outliers
 
 Gross errors are put into 5 % of the observations. Their sizes are 10 to 1000 standard deviations of the data, or of the
-noise, which are harder to tell. All sizes between are equally likely on a logarithmic scale, and both signs. A made-up
-field of 40 x 40 cells is a draw of a Matern-3/2 kernel with noise; a quarter of the cells and a block are gaps. Of
-``colorado_monthly``, 300 months of 25 stations, a tenth of the observations is withheld.
+noise, which are harder to find. All sizes between are equally likely on a logarithmic scale, and so are both signs. A
+synthetic field of 40 x 40 cells is a draw of a Matern-3/2 kernel with noise; a quarter of the cells and a block are
+gaps. The real data are ``colorado_monthly``, 300 months of 25 stations. A tenth of the observations is withheld.
 
 Methods: ``fill_gaps`` with ``robust="auto"`` and ``robust=True``; an ``ExactGP`` with a robust likelihood; a
 ``LaplaceGP`` with Student's t. The first row of each is its non-robust form on data without gross errors. Ratios are
@@ -164,8 +164,13 @@ def rows(method: str, values: Any, truth: np.ndarray, scored: np.ndarray, units:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="made-up fields")
-    parser.add_argument("--stations", type=int, default=STATIONS, help="of colorado_monthly; 0 for made-up fields only")
+    parser.add_argument("--seeds", type=int, default=3, help="number of synthetic fields")
+    parser.add_argument(
+        "--stations",
+        type=int,
+        default=STATIONS,
+        help="number of stations of colorado_monthly; 0 for synthetic fields only",
+    )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", gaps.CalibrationWarning)

@@ -72,7 +72,7 @@ def made_up_pattern(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def axis_kernels() -> list[Kernel]:
-    """Of years, days of the year, places and outputs."""
+    """The kernels of years, days of the year, places and outputs."""
     year, day = MaternKernel(nu=1.5), PeriodicKernel()
     space, output = MaternKernel(nu=2.5, ard_num_dims=3), IndexKernel(num_tasks=2, rank=1)
     year.lengthscale, space.lengthscale = YEAR, SPACE
@@ -266,8 +266,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--cells", type=int, default=1000, help="whose variance is exact")
     parser.add_argument("--tolerance", type=float, default=1e-6)
-    parser.add_argument("--their-samples", type=int, default=1, help="of BoTorch")
-    parser.add_argument("--minutes", type=float, default=30.0, help="that BoTorch may take")
+    parser.add_argument("--their-samples", type=int, default=1, help="number of samples of BoTorch")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time limit of BoTorch")
     parser.add_argument("--limit", type=float, default=16.0, help="GiB that BoTorch may take")
     parser.add_argument("--no-botorch", action="store_true", help="without the peer, of pip install '.[peers]'")
     parser.add_argument("--only-botorch", action="store_true", help=argparse.SUPPRESS)

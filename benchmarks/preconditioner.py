@@ -240,7 +240,7 @@ COLUMNS = (
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """In Markdown."""
+    """The summaries as a table in Markdown."""
     return f"{EXPLANATION}\n\n{markdown_table(COLUMNS, map(_table_line, summaries))}"
 
 
@@ -374,7 +374,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=100, help="points along each of the two axes")
     parser.add_argument("--thetas", nargs="+", type=float, default=[0.02, 0.05, 0.1, 0.2, 0.4], help="length-scales")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[10, 30, 100, 300, 1000, 3000], help="0 is always run")
+    parser.add_argument(
+        "--ranks", nargs="+", type=int, default=[10, 30, 100, 300, 1000, 3000], help="ranks; 0 is always included"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="samples of gaps and responses to average over")
     parser.add_argument("--cap", type=int, default=100_000, help="iterations after which a run is capped")
     parser.add_argument("--output", type=Path, default=Path("results/preconditioner"), metavar="DIR")

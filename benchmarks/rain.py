@@ -1,4 +1,4 @@
-"""Skewed data: ``fill_gaps`` with and without a transform, on made-up rain and on fine dust.
+"""Skewed data: ``fill_gaps`` with and without a transform, on synthetic rain and on fine dust.
 
     GPYTORCH_GAPS_DATA=... python -m benchmarks.rain
 
@@ -32,7 +32,7 @@ from gpytorch_gaps import fill_gaps
 from gpytorch_gaps.filling.transforms.predictive import predictive
 from gpytorch_gaps.reports import CalibrationWarning
 
-SIDE = 40  # cells of made-up rain, to each side
+SIDE = 40  # cells along each side of the field of rain
 LENGTHSCALE, NOISE = 4.0, 0.1  # of its normal field, in cells and in standard deviations
 TRANSFORMS = (None, "auto")
 RUN = 182  # days
@@ -94,10 +94,14 @@ def scores(given: Any, truth: np.ndarray, transform: str | None, steps: int) -> 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="fields of rain of each kind")
-    parser.add_argument("--stations", type=int, default=12, help="of german_pm10; 0 for rain only")
-    parser.add_argument("--splits", type=int, default=4, help="of german_pm10, at random and into runs")
-    parser.add_argument("--days", type=int, default=1000, help="of german_pm10, the last ones")
-    parser.add_argument("--transforms", nargs="*", default=TRANSFORMS[1:], help="beside none")
+    parser.add_argument("--stations", type=int, default=12, help="number of stations of german_pm10; 0 for rain only")
+    parser.add_argument(
+        "--splits", type=int, default=4, help="number of splits of german_pm10, each at random and into runs"
+    )
+    parser.add_argument("--days", type=int, default=1000, help="number of days of german_pm10, the last ones")
+    parser.add_argument(
+        "--transforms", nargs="*", default=TRANSFORMS[1:], help="transforms to compare with no transform"
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--output", type=Path, default=None, help="a file for all figures, as JSON")
     options = parser.parse_args(arguments)

@@ -233,7 +233,7 @@ PARTS = {
 
 
 def exponent(rows: Sequence[Row], quantity: str, least: int) -> float | None:
-    """x of ``quantity ~ M^x``, by least squares over the logarithms, from so many cells on."""
+    """x of ``quantity ~ M^x``, by least squares over the logarithms, for at least so many cells."""
     pairs = [(row.cells, getattr(row, quantity)) for row in rows if row.outcome == "converged" and row.cells >= least]
     if len({cells for cells, _ in pairs}) < 2:
         return None
@@ -279,7 +279,7 @@ def _line(row: Row) -> list[str]:
 
 
 def _input_gib(cells: int) -> float:
-    """Of float32."""
+    """Size of the input in float32."""
     return 4 * cells / 2**30
 
 
@@ -360,13 +360,13 @@ def _draw_memory(axis: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _converged(rows: Sequence[Row], method: str) -> list[Row]:
-    """By size."""
+    """The converged runs of a method, by size."""
     mine = [row for row in rows if row.method == method and row.outcome == "converged"]
     return sorted(mine, key=lambda row: row.cells)
 
 
 def _legend_title(rows: Sequence[Row], quantity: str) -> str:
-    """What ours grows like, and from where."""
+    """The exponent of ours, and the number of cells from which it was fitted."""
     least = _fitted_from(rows)
     return f"streamed ~ {_power(rows, quantity)}" + (f" from M = {power_of_ten(least)}" if least else "")
 
@@ -444,7 +444,9 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--gappiness", type=float, default=0.5)
     parser.add_argument("--theta", type=float, default=0.1, help="length-scale, of axes of length 1")
     parser.add_argument("--tiles", action="store_true", help="time one product over the size of its tiles instead")
-    parser.add_argument("--tiles-shape", type=shape_of, default=TILES_SHAPE, metavar="AxBxC", help="of --tiles")
+    parser.add_argument(
+        "--tiles-shape", type=shape_of, default=TILES_SHAPE, metavar="AxBxC", help="shape of the grid for --tiles"
+    )
     add_common_options(parser, "scaling", cap=300.0, peer_tolerance=0.01)
     return parser
 

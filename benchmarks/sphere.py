@@ -140,7 +140,7 @@ def texts_of(facts: dict[str, Any], stages: Stages) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--degrees", type=float, default=1.0, help="of a cell, a divisor of 180")
+    made.add_argument("--degrees", type=float, default=1.0, help="size of a cell, a divisor of 180")
     made.add_argument("--months", type=int, default=12)
     made.add_argument("--draws", type=int, default=4)
     made.add_argument("--std", action="store_true", help="standard deviations of all cells, too, from 64 draws")

@@ -102,7 +102,7 @@ streamed reconstructions converge in, and our other methods besides their residu
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """In Markdown, for every size: all runs, what else is known of reconstructions, and ours beside NumPy."""
+    """Markdown for every size: all runs, further results of reconstructions, and ours compared with NumPy."""
     parts = [EXPLANATION]
     for size in sizes_of(rows):
         mine = [row for row in rows if row.size == size]
@@ -260,7 +260,7 @@ def _name_absent(axis: "Axes", rows: Sequence[Row]) -> None:
 
 
 def handles(rows: Sequence[Row], labels: Mapping[str, str], styles: Mapping[str, Style]) -> "list[Artist]":
-    """Of the methods that were run, and the symbols of what did not converge."""
+    """Handles for the methods that were run, and for runs that did not converge."""
     from matplotlib.lines import Line2D
 
     shown = {row.method for row in rows if row.outcome in ("converged", "capped", "stalled")}
@@ -307,12 +307,16 @@ def add_common_options(parser: argparse.ArgumentParser, name: str, cap: float, p
         "--std-tolerance", type=float, default=1e-2, help="certified error of our means, in standard deviations"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cap", type=float, default=cap, metavar="SECONDS", help="after which a run is killed")
+    parser.add_argument("--cap", type=float, default=cap, metavar="SECONDS", help="time after which a run is killed")
     parser.add_argument(
-        "--memory", type=float, metavar="GIB", help="that a run may take; default: 90 %% of what is free"
+        "--memory", type=float, metavar="GIB", help="memory that a run may take; default: 90 %% of the free memory"
     )
-    parser.add_argument("--gemm-size", type=int, default=2000, help="of the product whose rate is compared with")
-    parser.add_argument("--scratch", type=Path, metavar="DIR", help="keeps the inputs; default: a temporary directory")
+    parser.add_argument(
+        "--gemm-size", type=int, default=2000, help="size of the matrix product that serves as reference"
+    )
+    parser.add_argument(
+        "--scratch", type=Path, metavar="DIR", help="a directory that keeps the inputs; default: a temporary one"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the results in the output, run what is missing")
     parser.add_argument("--output", type=Path, default=Path("results") / name, metavar="DIR")
 
@@ -338,7 +342,7 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = {"nargs": "+", "type": shape_of, "default": list(SIZES.values())}
     parser.add_argument("--size", **sizes, metavar="SIZE", help=f"{', '.join(SIZES)}, or AxBxC")  # type: ignore[arg-type]
-    parser.add_argument("--methods", nargs="+", choices=list(WORK), help="default: all that suit the size")
+    parser.add_argument("--methods", nargs="+", choices=list(WORK), help="methods; default: all that suit the size")
     parser.add_argument("--gappiness", nargs="+", type=float, default=[k / 10 for k in range(1, 10)])
     parser.add_argument("--gaps", choices=("random", "clouds"), default="random")
     parser.add_argument("--kernel", choices=list(KERNELS), default="se")

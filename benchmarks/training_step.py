@@ -274,8 +274,8 @@ def main() -> None:
     parser.add_argument("--shape", nargs=2, type=int, default=[300, 365])
     parser.add_argument("--length", type=float, default=0.1, help="length-scale; the axes run from 0 to 1")
     parser.add_argument("--noise", type=float, default=1e-2)
-    parser.add_argument("--steps", type=int, default=7, help="of ours, after one to warm up")
-    parser.add_argument("--their-steps", type=int, default=2, help="of BoTorch, after one to warm up")
+    parser.add_argument("--steps", type=int, default=7, help="timed steps of ours, after one to warm up")
+    parser.add_argument("--their-steps", type=int, default=2, help="timed steps of BoTorch, after one to warm up")
     parser.add_argument("--repeats", type=int, default=5, help="log-likelihoods compared with the dense one")
     parser.add_argument("--limit", type=float, default=16.0, help="GiB that BoTorch may take for the variance")
     parser.add_argument(

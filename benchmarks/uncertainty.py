@@ -64,7 +64,7 @@ def dense(model: Model, points: Tensor, coordinates: Tensor) -> tuple[Tensor, Te
 
 
 def deviation(log_weights: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """By the law of total variance. shape: (m,)"""
+    """Standard deviations by the law of total variance. shape: (m,)"""
     weights = log_weights.softmax(0).unsqueeze(-1)
     center = (weights * mean).sum(0)
     return (weights * (variance + (mean - center).square())).sum(0).sqrt()
