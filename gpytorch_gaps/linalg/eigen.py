@@ -198,7 +198,7 @@ def fix_signs(vectors: Tensor) -> Tensor:
 
 
 def _without_repeats(factor: Tensor) -> Tensor:
-    """One member of every expanded batch dimension: the others are the same matrix."""
+    """The tensor with a single member in every expanded batch dimension, whose members are all the same matrix."""
     for dim in range(factor.dim() - 2):
         if factor.stride(dim) == 0:
             factor = factor.narrow(dim, 0, 1)

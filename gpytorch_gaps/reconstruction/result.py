@@ -48,7 +48,7 @@ class Reconstruction:
     :param weights: the weights w held here.
     :param mean: the prior mean.
     :param dtype: precision of the results.
-    :param report: how the reconstruction went.
+    :param report: the report of the reconstruction.
     :param variance: estimates of the posterior variance, if there are draws.
     :param levels: the noise, by which values were scaled if it has levels.
     """

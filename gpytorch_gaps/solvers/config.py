@@ -92,7 +92,7 @@ class SolveConfig:
         return () if self.preconditioner == "none" else (self.preconditioner,)
 
     def planned_columns(self, columns: int) -> int:
-        """The number of right-hand sides that a plan is made for, given that `columns` are here now."""
+        """The number of right-hand sides that a plan is made for. `columns` of them are solved for now."""
         return max(columns, self.expected_columns)
 
     @property

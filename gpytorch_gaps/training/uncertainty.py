@@ -46,7 +46,7 @@ class HyperparameterUncertainty:
         shape: (P, P)
     :param unknown: names of hyperparameters that the data hardly determine. Their standard deviation is limited to a
         factor of 7.
-    :param expected_gain: expected difference, in nats, of the optimum and these values.
+    :param expected_gain: expected log-likelihood of the optimum minus that of these values, in nats.
 
     >>> import gpytorch, torch, gpytorch_gaps as gaps
     >>> class Model(gpytorch.models.ExactGP):
