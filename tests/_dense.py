@@ -166,7 +166,7 @@ def symmetric(gradient):
 
 
 def gradients(value, inputs, num_factors):
-    """Of a scalar; those of the factors symmetrised."""
+    """Gradients of a scalar. Those of the factors are symmetrised."""
     result = torch.autograd.grad(value, inputs)
     return [symmetric(g) if i < num_factors else g for i, g in enumerate(result)]
 

@@ -28,7 +28,7 @@ def error_in_std(mean, expected, deviation, dtype="float64"):
 
 
 def means_by_solves(problem):
-    """By every gap_method: the mean ``K_*X a`` of its solution, and its report."""
+    """The mean ``K_*X a`` and the report of every gap_method."""
     factors, index = problem.tensors(), torch.from_numpy(problem.index)
     kernel = SelectedKroneckerOperator(*factors, row_index=index)
     cross = SelectedKroneckerOperator(*factors, row_index=torch.arange(problem.values.size), col_index=index)
@@ -41,7 +41,7 @@ def means_by_solves(problem):
 
 
 def means(problem):
-    """By every way, with the report of each."""
+    """Means and reports of all methods."""
     yield from means_by_solves(problem)
     values = torch.from_numpy(problem.values).to(getattr(torch, problem.dtype))
     result = gaps.reconstruct(values, None, problem.tensors(), problem.noise, progress=False)

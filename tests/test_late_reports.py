@@ -420,7 +420,7 @@ def test_what_is_quick_shows_nothing(name, capsys):
 
 
 def test_the_setting_counts_where_the_work_is_done(impatient, capsys):
-    """Not where the posterior was made: a bar is for whoever waits."""
+    """The setting at the time of the work counts, not that at the creation of the posterior."""
     model, grid = make()
     with settings.progress(False):
         posterior = posterior_of(model, grid.points())

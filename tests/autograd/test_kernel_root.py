@@ -166,7 +166,7 @@ def test_gradients_of_the_square_where_rank_is_kept(family):
 
 
 def test_gradients_at_duplicate_points():
-    """Of a length-scale and of a point that comes twice."""
+    """Gradients for a length-scale and for a point that occurs twice."""
     results = []
     for own in (True, False):
         length, x = dense.leaves(torch.tensor(0.4).double(), dense.randn(5, 1))
@@ -241,7 +241,7 @@ def test_gradients_of_what_is_left_where_rank_is_kept(family):
 
 @pytest.mark.parametrize("size", [8, 16, 30])
 def test_what_a_nearly_singular_kernel_leaves(size):
-    """Of smooth kernels, whose inverse float64 cannot hold; by 60 digits, its length-scale's derivative too."""
+    """Smooth kernels have inverses that float64 cannot represent. The reference has 60 digits, derivatives included."""
     x = [i / (size - 1) for i in range(size)]
     tested = [0.033, 0.47, 1.2]
     length = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)

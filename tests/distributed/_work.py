@@ -432,7 +432,7 @@ def wrong_group(group, what):
 
 
 def groups_in_turn(group):
-    """Of this process and the other, three times; the other comes late."""
+    """Groups of this process and the other, three times. The other process is late."""
     import torch.distributed as dist
 
     rank = Communicator(group).rank

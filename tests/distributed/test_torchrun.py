@@ -1,4 +1,4 @@
-"""As users start it: `torchrun`, with a rank that is killed or hangs."""
+"""`torchrun`, as users start it, with a rank that is killed or hangs."""
 
 import json
 import os

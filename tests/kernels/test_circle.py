@@ -30,7 +30,7 @@ def test_points_of_a_circle(make):
 
 @pytest.mark.parametrize("ends", ["one", "both"])
 def test_a_long_axis_closes_on_its_circle(ends):
-    """By FFT, without padding."""
+    """Products use FFTs without padding."""
     axis = torch.arange(3601 if ends == "both" else 3600, dtype=torch.float64) / 10
     grid = gaps.CartesianGrid([axis])
     kernel = MaternKernel(nu=1.5).double()

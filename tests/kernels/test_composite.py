@@ -158,7 +158,7 @@ def test_values_are_those_of_plain_kernels(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_plain_kernels(case):
-    """Of a product with the covariance, to every parameter."""
+    """Gradients of a product with the covariance, for every parameter."""
     ours, plain = both(case)
     for name, x1, x2 in pairs_of_inputs():
         rhs, weights = dense.randn(len(x2), 2), dense.randn(len(x1), 2, seed=1)

@@ -50,7 +50,7 @@ def make(batch_shape=()):
 
 
 def product(kernel, x1, x2):
-    """By the definition: kernel by kernel, on the columns of each axis."""
+    """The product by definition: kernel by kernel, on the columns of each axis."""
     value = 1.0
     for own, columns in zip(kernel.kernels, kernel.grid.columns, strict=True):
         value = value * own(x1[..., columns], x2[..., columns]).to_dense()
@@ -356,7 +356,7 @@ def test_it_is_stationary_where_its_axes_are():
 
 
 def test_active_dims_select_columns_at_every_level():
-    """Of the kernel, of an axis, and inside a ScaleKernel, which hands them up."""
+    """`active_dims` of the kernel, of an axis, and inside a ScaleKernel, which passes them on."""
     grid = CartesianGrid([line(6), stations()])
     own = [RBFKernel(), MaternKernel(active_dims=[1])]  # the second column of its axis only
     plain = GappyGridKernel(own, grid).double()

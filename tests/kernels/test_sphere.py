@@ -143,7 +143,7 @@ def test_grids(name, kernel, distance):
 
 
 def test_gradients():
-    """With respect to every hyperparameter, on the grid and at scattered points."""
+    """Gradients with respect to every hyperparameter, on the grid and at scattered points."""
     grid = gaps.CartesianGrid([POLES, CIRCLE])
     own = make("a sum")
     block = gaps.GappyGridKernel([own], grid, blocks=[(0, 1)])

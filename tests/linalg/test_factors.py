@@ -186,7 +186,7 @@ def test_kinds():
 
 
 def test_flops():
-    """Of matrices, those that are counted for a product; of a torus, nothing like a matrix as it grows."""
+    """FLOPs of matrices are those of a product. FLOPs of a torus grow much less than those of a matrix."""
     small, torus = dense.random_psd(4), circulant((128, 128), (64, 64))
     assert own.operator_product_flops([small, small], [0, 1], 3) == 2 * 2 * 4 * 4 * 4 * 3
     alone = own.operator_product_flops([torus], [0], 1)

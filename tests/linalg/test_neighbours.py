@@ -27,7 +27,7 @@ def others(factors, index, count):
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("tabulated", [1024, 1])
 def test_the_most_correlated_observations_come_first(case, tabulated, monkeypatch):
-    """Of a stationary kernel on a grid without gaps, away from its edges, no other is more correlated."""
+    """For a stationary kernel on a grid without gaps, away from its edges, no other observation is more correlated."""
     monkeypatch.setattr(places, "_MAX_TABULATED", tabulated)
     factors = SHAPES[case]
     index = dense.observed("random", tuple(len(factor) for factor in factors), 0.3)

@@ -114,7 +114,7 @@ def test_dropping_much_truncates_much():
 
 
 def test_a_level_above_the_kernel_leaves_nothing_of_it():
-    """Noise so large that no function of the kernel can be told from nothing."""
+    """Noise so large that no function of the kernel can be distinguished from zero."""
     factors = [dense.se(6), dense.se(5)]
     norm = two_norm(dense.kron(factors))
     basis = truncated_eigh(factors, 2.0 * norm)

@@ -739,7 +739,7 @@ def se_between(first, second, length):
 
 
 class Posterior:
-    """Of a sum of two product kernels, at cells of the grid or at scattered points; lengths and noise are leaves."""
+    """The posterior of a sum of two product kernels, at cells or scattered points. Lengths and noise are leaves."""
 
     def __init__(self, where="cells", terms=2, shape=(6, 5), pattern="random"):
         self.index, self.where = dense.observed(pattern, shape), where
@@ -759,7 +759,7 @@ class Posterior:
         return [se_between(x, x, length) for x, length in zip(self.axes, lengths, strict=True)]
 
     def _rows(self, lengths):
-        """Of the points' covariance with the whole axes."""
+        """Rows of the covariance of the points with the whole axes."""
         columns = self.points.unbind(-1)
         return [se_between(p, x, length) for p, x, length in zip(columns, self.axes, lengths, strict=True)]
 
@@ -898,7 +898,7 @@ def test_low_rank_variances_of_cells(terms):
 
 
 def test_root_of_a_posterior_is_exact():
-    """By Cholesky, whatever `max_cholesky_size`: a Lanczos root loses variance."""
+    """The root is by Cholesky for any `max_cholesky_size`: a Lanczos root loses variance."""
     problem = Posterior("points")
     with torch.no_grad(), settings.solve_tolerance(1e-12):
         root = problem.operator().root_decomposition()

@@ -37,7 +37,7 @@ def exact(smoothness):
 
 @functools.cache
 def errors(smoothness, kind):
-    """Of values and gradients from many draws of ten probes, and the errors that were stated."""
+    """Errors of values and gradients from many draws of ten probes, and the stated errors."""
     data, value, gradient = exact(smoothness)
     values, gradients, stated = [], [], []
     (theta,) = dense.leaves(THETA)
@@ -80,7 +80,7 @@ def test_stated_errors_are_honest(smoothness):
 
 @kernels
 def test_deviations_are_far_below_those_of_eigenvectors(smoothness):
-    """Of the gradient, those along the length-scale are what eigenvectors leave."""
+    """Deviations are compared for values, for whole gradients, and for the first entry of gradients."""
     (values, gradients, _), (others, other_gradients, _) = (
         errors(smoothness, kind) for kind in ("neighbours", "eigen")
     )

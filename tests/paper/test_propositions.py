@@ -67,7 +67,7 @@ def grid_matrix(factors, noise):
 
 
 def compare_gradients(function, reference, factors, noise, tolerance=EXACT):
-    """Of a scalar of (factors, noise), with respect to every factor and the noise, symmetrised for the factors."""
+    """Gradients of a scalar of (factors, noise) for every factor, symmetrised, and for the noise."""
     results = []
     for make in (function, reference):
         own, own_noise, inputs = dense.with_leaves(factors, noise)

@@ -65,7 +65,7 @@ def is_grey(colour):
 
 
 def same(a, b):
-    """Of xarray, of pandas, of torch, or arrays."""
+    """Whether two objects of xarray, pandas or torch, or two arrays, are the same."""
     for method in ("identical", "equals", "equal"):
         if hasattr(a, method):
             return bool(getattr(a, method)(b))

@@ -119,7 +119,7 @@ def test_what_regressions_leave(kind, neighbours, monkeypatch):
 
 @pytest.mark.parametrize("neighbours", [6, 320])
 def test_regressions_of_observations_on_others(neighbours, monkeypatch):
-    """Of those that are their own neighbours, of twins at one cell, and of the few that are nobody's."""
+    """No observation is its own neighbour. Some share a cell, and a few are neighbours of no other."""
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", neighbours)
     model, grid = problem("matern32", 1e-2, True, shape=(16, 14))
     x = torch.cat([model.train_inputs[0], model.train_inputs[0][:5]])
@@ -357,7 +357,7 @@ def test_draws_only_where_neighbours_leave_something(neighbours, samples, monkey
 
 
 def test_pilots_in_place_of_draws_that_take_long(monkeypatch):
-    """Of the variances, 95 % are within the stated error, and their mean is right."""
+    """95 % of the variances are within the stated error, and their mean is right."""
     monkeypatch.setattr(regressions, "_NUM_NEIGHBOURS", 64)
     model, grid = problem("matern12", 0.1, False)
     exact = dense_parts(model, grid)[2]

@@ -448,7 +448,7 @@ def test_variances_without_solves():
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-7])
 @pytest.mark.parametrize("where", ["scattered", "a finer grid"])
 def test_variances_without_solves_off_the_grid(where, tolerance):
-    """By the extension of eigenvectors to other points."""
+    """Variances by the extension of eigenvectors to other points."""
     ours, plain, grid = models(smooth=True)
     x = points_of_every_kind(grid)[where]
     with torch.no_grad(), MAX_CHOLESKY(0), settings.solve_tolerance(tolerance), gaps.record_solves() as solves:
@@ -547,7 +547,7 @@ def test_indexing_a_batch(max_cholesky):
     max_cholesky=[800, 0],
 )
 def test_gradients_of_a_posterior_are_those_of_dense_algebra(where, what, max_cholesky):
-    """Of a posterior with respect to its points and to every hyperparameter."""
+    """Gradients of a posterior with respect to its points and to every hyperparameter."""
     ours, plain, grid = models()
     results = []
     for model, size in ((ours, max_cholesky), (plain, 800)):

@@ -148,7 +148,7 @@ def test_draws_of_every_case(case, kind):
 
 @pytest.mark.parametrize("case", CASES)
 def test_draws_of_every_case_by_a_dense_root(case, monkeypatch):
-    """Of all kinds of points at once."""
+    """Draws at all kinds of points at once."""
     monkeypatch.setattr(posterior_covariance, "_FEW_POINTS", 20)
     pair = CASES[case](small=True)
     x = torch.cat([points[:5] for points in kinds(pair).values()])
@@ -505,7 +505,7 @@ def test_draws_above_800_points_have_all_their_variance(noise, path):
 @pytest.mark.parametrize("part", [slice(50, 950), torch.arange(900)], ids=["slice", "tensor"])
 @pytest.mark.parametrize("noise", [False, True])
 def test_draws_of_some_of_many_points(noise, part):
-    """Of a posterior that was indexed, noisy or not."""
+    """Draws of a posterior that was indexed, noisy or not."""
     ours, plain, _ = models()
     finer = gaps.CartesianGrid([torch.linspace(0, 1, 33).double(), torch.linspace(0, 1, 30).double()]).points()
     mean, covariance = exact(plain, finer[part])

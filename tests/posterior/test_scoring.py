@@ -243,7 +243,7 @@ def few(case, count=FEW):
 
 
 def variances(model, x):
-    """Of the noise of every observation. shape: (*batch, N) or (*batch, 1)"""
+    """Variances of the noise of every observation. shape: (*batch, N) or (*batch, 1)"""
     likelihood = model.likelihood
     return likelihood.noise[x[:, -1].long()] if isinstance(likelihood, PerLevelNoise) else likelihood.noise
 

@@ -106,7 +106,7 @@ def test_exact_variances_are_exact_at_all_kinds_of_points(method, gap_method, ma
 @pytest.mark.parametrize("noise", [1e-2, 1e-4])
 @kinds
 def test_exact_without_solves(kind, noise):
-    """Of a kernel of low rank to the tolerance: no solve but that of the mean, and within the error stated."""
+    """A kernel with a low rank to the tolerance needs only the solve for the mean. Errors are as stated."""
     model, grid = problem(shape=(40, 30), fraction=0.3, lengths=(0.5, 0.5), noise=noise)
     model.covar_module.base_kernel.kernels[1] = with_length(RBFKernel().double(), 0.6)
     x = points(grid)[kind]
@@ -139,7 +139,7 @@ def test_exact_without_solves_beyond_the_data(noise):
 @pytest.mark.parametrize("kind", ["cells", "another grid", "scattered"])
 @pytest.mark.parametrize("noise", [0.3, 1e-3])
 def test_low_rank_converges(noise, kind):
-    """From above, as the rank grows; never negative, never above the prior."""
+    """Variances converge from above as the rank grows. They are never negative, and never above the prior."""
     model, grid = problem(fraction=0.4, lengths=(0.2, 0.3), noise=noise)
     x = points(grid)[kind]
     expected = exact(model, x).detach()
@@ -501,7 +501,7 @@ def test_settings_are_restored():
 
 
 class Largest(TorchDispatchMode):
-    """Of the tensors that operations return, in numbers."""
+    """The size of the largest tensor that operations return, in numbers."""
 
     def __init__(self):
         super().__init__()

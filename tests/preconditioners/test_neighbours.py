@@ -156,7 +156,7 @@ def test_solve_matmul_and_logdet_belong_together(case):
 @examples
 @given(few())
 def test_inverse_entries_sum_to_a_trace(case):
-    """Of any symmetric matrix, not only of the one that it approximates."""
+    """This holds for any symmetric matrix, not only for the one that is approximated."""
     preconditioner, matrix = case
     other = dense.random_psd(matrix.size(-1), 8)
     got = sum((weights * other[rows, columns]).sum(-1) for rows, columns, weights in preconditioner.inverse_entries())
@@ -267,7 +267,7 @@ def test_what_is_no_covariance_is_refused(value):
 
 
 def condition(axis, lags, noise):
-    """Of ``U' A U`` for a series with 30 % gaps and eight neighbours, which are found from the axis in some form."""
+    """The condition number of ``U' A U`` for a series with 30 % gaps, with eight neighbours from a form of the axis."""
     index = dense.observed("random", (len(lags),), 0.3)
     matrix, own = dense.select(dense.toeplitz(lags), index), torch.tensor([noise], dtype=torch.float64)
     lists = neighbour_lists([axis], index, 8)

@@ -605,7 +605,7 @@ def test_a_kernel_that_float64_does_not_resolve_is_told():
 
 
 def own_residual(result, exact, noise):
-    """Of the weights' system, dense: relative, and weighted as the certificate does."""
+    """Residual of the system of the weights, dense: relative, and weighted as in the certificate."""
     basis = result._basis
     rows = dense.kron(basis.vectors)[exact.observed]
     products, w = basis.products.flatten(), result.weights.flatten()
@@ -720,7 +720,7 @@ def matrix(value=1.0, size=5):
 
 
 def broken():
-    """As after a step of training that went wrong."""
+    """A kernel with invalid values, as after a failed step of training."""
     kernel = se()
     kernel.raw_lengthscale.data.fill_(NAN)
     return kernel

@@ -241,7 +241,7 @@ def test_an_object_without_a_dtype():
     form=[list, tuple, iter, lambda parts: (part for part in parts)],
 )
 def test_slabs_of_any_thickness_are_joined(kind, cuts, form):
-    """Of any thickness, none included."""
+    """Slabs of any thickness, including zero."""
     parts = [KINDS[kind](part.copy()) for part in np.split(field(), cuts)]
     before = [snapshot(part) for part in parts]
     together, starts = gathered(form(parts), SHAPE)

@@ -1,4 +1,4 @@
-"""A dense factorisation costs N^3 / 3: it is made once, whoever asks for it."""
+"""A dense factorisation costs N^3 / 3: it is computed only once."""
 
 import gpytorch
 import linear_operator

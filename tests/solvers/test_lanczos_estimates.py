@@ -20,7 +20,7 @@ MATRIX = VECTORS * SPECTRUM @ VECTORS.mT
 
 @pytest.fixture(scope="module")
 def lanczos():
-    """Of many random signs. shape: (probes, k, k)"""
+    """Lanczos matrices of many random signs. shape: (probes, k, k)"""
     torch.manual_seed(0)
     signs = torch.randint(2, (SIZE, PROBES)).mul(2).sub(1).double()
     run = ConjugateGradients(lambda x: MATRIX @ x, signs, keep_lanczos=True)
@@ -30,7 +30,7 @@ def lanczos():
 
 
 def estimates(lanczos, count, mean_is_one):
-    """From `count` probes each. shape: (repeats, count)"""
+    """Estimates from `count` probes each. shape: (repeats, count)"""
     return log_quadrature(lanczos.view(-1, count, *lanczos.shape[-2:]), SIZE, mean_is_one)
 
 

@@ -38,7 +38,7 @@ def _iterative():
 
 @pytest.fixture
 def precisions(monkeypatch):
-    """Of all that conjugate gradients were started on."""
+    """Precisions of all systems on which conjugate gradients were started."""
     seen = []
     true = refine.conjugate_gradients
 
@@ -286,7 +286,7 @@ def test_a_ratio_beyond_float32_is_solved_in_float64(monkeypatch):
 
 @pytest.mark.parametrize(("large", "narrow"), [(SHAPE[0] * SHAPE[1], True), (SHAPE[0] * SHAPE[1] + 1, False)])
 def test_small_grids_are_solved_in_float64(large, narrow, monkeypatch):
-    """Where there is no time to be saved."""
+    """On small grids, float32 would save no time."""
     monkeypatch.setattr(low_rank, "_LARGE", large)
     preconditioner = eigen_preconditioner(GapSystem(factors(), INDEX, constant(0.5)), (40,))
     assert preconditioner._float32_will_do == narrow

@@ -1,4 +1,4 @@
-"""Neighbours are found once for many training steps, anew where length-scales move far, and freed with the model."""
+"""Neighbours are found once for many training steps, again if length-scales change much, and freed with the model."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Random signs: as random as can be told, and the same wherever they are made."""
+"""Random signs: they pass tests of randomness, and are the same on every device."""
 
 import pytest
 import torch

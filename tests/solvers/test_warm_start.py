@@ -449,7 +449,7 @@ def test_a_state_is_a_copy_that_later_steps_leave_alone():
 
 
 def test_str_tells_all_apart_that_give_other_numbers():
-    """By it a checkpoint knows its own."""
+    """A checkpoint uses this text to recognise its problem."""
     others = {"num_probes": 5, "tolerance": 1e-3, "loosest": 0.3, "seed": 1}
     strings = {str(WarmStart()), *(str(WarmStart(**{name: value})) for name, value in others.items())}
     assert len(strings) == 1 + len(others)

@@ -74,7 +74,7 @@ class DeepModel(Model):
 
 
 class GridModel(gpytorch.models.ExactGP):
-    """A gappy grid, by this package's operators, whose log-determinants are stochastic when told so."""
+    """A gappy grid, by this package's operators, whose log-determinants are stochastic on request."""
 
     def __init__(self, x, y, axes, observed, make_kernel):
         super().__init__(x, y, GaussianLikelihood())
@@ -440,7 +440,7 @@ def test_a_plateau_in_nats_of_all_observations_ends_the_optimizer_s_part():
 
 
 def maximum_likelihood(model):
-    """Of a converged L-BFGS with a line search, from where the model is; and its loss in nats."""
+    """The optimum by L-BFGS with a line search, from the parameters of the model, and its loss in nats."""
     model = copy.deepcopy(model).train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     options = {"max_iter": 300, "tolerance_grad": 1e-8, "tolerance_change": 1e-14, "line_search_fn": "strong_wolfe"}

@@ -123,7 +123,7 @@ def test_an_entry_keeps_the_memory_of_its_tensors():
 
 
 def test_memory_is_let_go_with_the_entry():
-    """Of two tensors, the evicted one's memory is free again."""
+    """The memory of the evicted tensor is free again."""
     cache, work = TensorCache(1), Counter()
 
     def entries():

@@ -90,7 +90,7 @@ def test_two_threads_whoever_leaves_first():
 @by_newer_names
 @pytest.mark.parametrize("name", ["cuda", "mkldnn"])
 def test_set_by_the_newer_names(name):
-    """Of which `get_float32_matmul_precision` refuses to speak."""
+    """`get_float32_matmul_precision` raises for these names."""
     backend = getattr(torch.backends, name).matmul
     backend.fp32_precision = "tf32" if name == "cuda" else "bf16"
     before = backend.fp32_precision

@@ -43,7 +43,7 @@ def test_likelihood_gradients_and_posterior(dense_case, max_cholesky):
 
 @dataclass
 class DenseResults:
-    """Of the dense model of a pair. `gradients` are those of its parameters, in order."""
+    """Results of the dense model of a pair. `gradients` are those of its parameters, in order."""
 
     likelihood: float
     gradients: list

@@ -143,7 +143,7 @@ def test_ends_where_dense_maximum_likelihood_does():
 
 
 def honest_gradient(model):
-    """Of the loss in nats, with the probes of a warm start solved to the end."""
+    """The gradient of the loss in nats, with accurate solutions for the probes of a warm start."""
     model.train().zero_grad()
     with settings.warm_start(WarmStart(tolerance=1e-9, loosest=1e-9)):
         mll = ExactMarginalLogLikelihood(model.likelihood, model)

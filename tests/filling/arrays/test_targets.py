@@ -154,7 +154,7 @@ def test_a_run_of_more_cells_stays_a_gap(limit):
 
 
 def length_by_its_neighbours(gap, x, i):
-    """As the documentation of ``interpolate_na`` of xarray says."""
+    """The length of a gap as the documentation of ``interpolate_na`` of xarray defines it."""
     before, after = i, i
     while before > 0 and gap[before]:
         before -= 1

@@ -21,7 +21,7 @@ def matern():
 
 
 def draw(shape, lengthscale, seed):
-    """Of a product of Matern-3/2 kernels, with noise of 0.05."""
+    """A draw from a product of Matern-3/2 kernels, with noise of 0.05."""
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(shape)
     for axis, size in enumerate(shape):
