@@ -30,7 +30,8 @@ from gpytorch_gaps.training.history import History
 PLATEAU_WINDOW = 5  # losses that are averaged before a comparison: single ones overshoot, or are estimates
 FINISH_PROBES_FACTOR = 2  # number of fixed probes, relative to the number of probes in the steps before
 CONVERGED_GAIN_NATS = 1e-4  # expected gain of a step below which a fit has converged
-_MAX_PAIRS = 10  # pairs (step, change of the gradient) from which the curvature is estimated
+# Pairs (step, change of the gradient) from which the curvature is estimated. Ten miss flat directions.
+_MAX_PAIRS = 20
 _MAX_PARAMETER_CHANGE = 0.5  # largest change of a raw parameter in one step: the curvature changes with distance
 
 
@@ -108,7 +109,7 @@ class QuasiNewton(Optimizer):
 
     @property
     def knows_curvature(self) -> bool:
-        """Whether there are as many pairs as free parameters, or ten."""
+        """Whether there are as many pairs as free parameters, or twenty."""
         return len(self._own_state()["pairs"]) >= min(_MAX_PAIRS, self._num_free)
 
     @property

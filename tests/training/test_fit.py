@@ -468,6 +468,22 @@ def test_fit_as_it_comes_ends_at_the_maximum(kind):
     assert history.loss[-1] * history.num_observations - lowest < 1e-3
 
 
+def test_a_flat_direction_is_not_taken_for_the_maximum():
+    """Length-scales longer than the data: ten pairs of steps and gradients know too little of the curvature."""
+    torch.manual_seed(7)
+    points = torch.cartesian_prod(torch.linspace(0, 1, 40), torch.linspace(0, 1, 35))
+    x = points[torch.randperm(len(points))[:120].sort().values]
+    covariance = math.log(2.0) * torch.exp(-(x.unsqueeze(-2) - x).abs().sum(-1))
+    model = Model(x, torch.linalg.cholesky(covariance) @ torch.randn(120) + torch.randn(120))
+    kernels = [MaternKernel(nu=0.5, active_dims=[column]) for column in range(2)]
+    for kernel in kernels:
+        kernel.lengthscale = 3.0
+    model.covar_module = ScaleKernel(kernels[0] * kernels[1])
+    history = fit(model, 200, progress=False)
+    assert history.converged
+    assert history.loss[-1] * 120 - maximum_likelihood(model)[1] < 1e-3
+
+
 def test_the_expected_gain_is_what_there_is_to_gain():
     model = make(n=60)
     history = fit(model, 200, progress=False)
