@@ -41,7 +41,7 @@ def kernel_of(grid: gaps.CartesianGrid) -> ScaleKernel:
     return ScaleKernel(gaps.GappyGridKernel(kernels, grid))
 
 
-class Exact(gpytorch.models.ExactGP):
+class Field(gpytorch.models.ExactGP):
     """A constant mean and a Matern-3/2 kernel along each axis."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: Any, grid: gaps.CartesianGrid) -> None:
@@ -53,16 +53,8 @@ class Exact(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-class Laplace(gaps.LaplaceGP):
+class LaplaceField(Field, gaps.LaplaceGP):
     """The same for any likelihood."""
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: Any, grid: gaps.CartesianGrid) -> None:
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = kernel_of(grid)
-
-    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -99,7 +91,7 @@ def by_fill(values: Any, robust: Any, noisy: bool) -> tuple[np.ndarray, np.ndarr
 
 def by_exact(values: np.ndarray, robust: bool, noisy: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     grid, x, y = gaps.from_array(torch.from_numpy(values))
-    model = Exact(x, y, gaps.GappyGridLikelihood(robust=robust), grid).double()
+    model = Field(x, y, gaps.GappyGridLikelihood(robust=robust), grid).double()
     gaps.fit(model, steps=STEPS, progress=False)
     flags = np.zeros(values.shape, dtype=bool)
     if robust:
@@ -110,7 +102,7 @@ def by_exact(values: np.ndarray, robust: bool, noisy: bool) -> tuple[np.ndarray,
 def by_student(values: np.ndarray, robust: bool, noisy: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     grid, x, y = gaps.from_array(torch.from_numpy(values))
     likelihood = gpytorch.likelihoods.StudentTLikelihood() if robust else gaps.GappyGridLikelihood()
-    model = (Laplace if robust else Exact)(x, y, likelihood, grid).double()
+    model = (LaplaceField if robust else Field)(x, y, likelihood, grid).double()
     gaps.fit(model, steps=STEPS, progress=False)
     return (*moments(model, grid), np.zeros(values.shape, dtype=bool))
 
