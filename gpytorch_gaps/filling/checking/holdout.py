@@ -215,6 +215,16 @@ def _mismatch(unknown: np.ndarray, gaps: np.ndarray, proposal: Withheld, ordered
 
 def _distances(without_data: np.ndarray, along: Sequence[bool]) -> np.ndarray:
     """Distances to data, in cells along these axes, and at most the sum of the sizes of these axes."""
-    longest = float(sum(size for size, counts in zip(without_data.shape, along, strict=True) if counts))
+    longest = sum(size for size, counts in zip(without_data.shape, along, strict=True) if counts)
+    return distances_to_data(without_data, along, float(longest))
+
+
+def distances_to_data(without_data: np.ndarray, along: Sequence[bool], longest: float) -> np.ndarray:
+    """Distances of all cells to the nearest one with data, in cells.
+
+    :param without_data: flags of the cells without data.
+    :param along: for each axis, whether a step along it is one cell. Other steps are `longest`.
+    :param longest: the largest distance that is returned.
+    """
     steps = [1.0 if counts else longest for counts in along]
     return np.minimum(ndimage.distance_transform_edt(without_data, sampling=steps), longest)

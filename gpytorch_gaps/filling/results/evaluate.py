@@ -5,11 +5,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage
 
 from gpytorch_gaps import settings
 from gpytorch_gaps.filling.arrays.grid_values import Part, choose_part
-from gpytorch_gaps.filling.checking.holdout import Withheld
+from gpytorch_gaps.filling.checking.holdout import Withheld, distances_to_data
 from gpytorch_gaps.filling.learning.choose import ChosenModel
 from gpytorch_gaps.filling.learning.predict import seeded
 from gpytorch_gaps.filling.process.in_memory import InMemoryFilling
@@ -93,8 +92,8 @@ def _predict(filling: InMemoryFilling, chosen: ChosenModel, fold: int) -> _Predi
 
 def _distances(part: Part, hidden: np.ndarray) -> np.ndarray:
     """Distances, in cells, of all cells to the nearest observation with the same label that is not hidden."""
-    steps = [FAR if axis.kind == "label" else 1.0 for axis in part.axes]
-    return np.minimum(ndimage.distance_transform_edt(np.isnan(part.values) | hidden, sampling=steps), FAR)
+    along = [axis.kind != "label" for axis in part.axes]
+    return distances_to_data(np.isnan(part.values) | hidden, along, FAR)
 
 
 def _evaluation(fitted: Fitted, found: _Predictions) -> Evaluation:
